@@ -1,0 +1,1 @@
+"""Backends: base.py is the contract, one file a backend."""

@@ -1,0 +1,1 @@
+"""What a person types: one file a verb; parse, call, print."""

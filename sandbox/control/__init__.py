@@ -1,0 +1,1 @@
+"""Orders: control file, ladder, receipt."""

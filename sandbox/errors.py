@@ -1,0 +1,42 @@
+"""Errors that reach a person: one line that says what, why and what to do, and the exit code."""
+
+from __future__ import annotations
+
+# `run` and `spawn` (the same numbers as docker and env use, and 75 = EX_TEMPFAIL of sysexits.h)
+AGENTBOX_FAILED = 125
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
+TIMED_OUT = 124
+REFUSED = 75
+
+# `kill`, `abort`, `estop`
+PROVEN_EMPTY = 0
+NOT_PROVEN = 1
+USAGE = 2
+NO_SUCH_RUN = 3
+NOT_RECORDED = 4
+
+
+class AgentboxError(Exception):
+    """What went wrong, in one line, with the way out.
+
+    `what`: the failure and its reason. `fix`: the command or the step that mends it, or "".
+    `code`: the exit status of the command that meets it, or None for the verb's own default.
+    """
+
+    def __init__(self, what: str, *, fix: str = "", code: int | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+        self.code = code
+
+    def __str__(self) -> str:
+        line = f"{self.what}; {self.fix}" if self.fix else self.what
+        return " ".join(line.split())
+
+
+class Refused(AgentboxError):
+    """A stop order holds: nothing may start."""
+
+    def __init__(self, what: str, *, fix: str = "") -> None:
+        super().__init__(what, fix=fix, code=REFUSED)
