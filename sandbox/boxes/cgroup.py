@@ -1,0 +1,316 @@
+"""Boxes that are plain cgroup v2 directories: `<base>/agentbox/<run>/<task>`.
+
+The base is the top of the cgroup2 mount for root, the caller's own delegated cgroup otherwise, and the box
+that the caller sits in if it sits in one, so that stopping the outer run stops what runs inside it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from sandbox.boxes.base import Box, BoxSpec, Command, Proof, Unavailable, Usage, host_name
+from sandbox.boxes.limits import apply_limits
+from sandbox.boxes.where import TOP, own_box
+from sandbox.errors import AgentboxError
+from sandbox.kernel.cgroup import Cgroup
+from sandbox.kernel.kill import kill_tree, signal_all
+from sandbox.kernel.mounts import Mount, cgroup2_mount, cgroup_of
+from sandbox.kernel.procfs import Member, photograph
+from sandbox.kernel.spawn import Child, ChildFailed, spawn
+
+READY_SECONDS = 30.0
+HOME_XATTR = "user.agentbox.home"
+"""On a run's parent: which AGENTBOX_HOME made it (xattr(7); cgroupfs keeps user attributes since Linux 5.7)."""
+
+
+class CgroupBackend:
+    """Implements boxes.base.Backend. `home` is the absolute AGENTBOX_HOME."""
+
+    name = "cgroup"
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+
+    # making a box
+
+    def base(self) -> str:
+        """The directory below which this caller's runs go. Raises Unavailable."""
+        mount = self._mount()
+        own = cgroup_of(mount=mount)
+        box = own_box(own) if own else None
+        if box:
+            return box.path
+        if os.geteuid() == 0:
+            return mount.point
+        if own and os.access(f"{own}/cgroup.procs", os.W_OK) and os.access(own, os.W_OK):
+            return own
+        raise Unavailable(
+            "no cgroup that this user may write to",
+            fix="use --backend systemd with a user manager, or have root delegate a cgroup (cgroups(7))",
+        )
+
+    def probe(self) -> str:
+        """Make, enter, kill and remove a box."""
+        group = Cgroup(f"{self.base()}/{TOP}").child(f"probe-{os.getpid()}-{time.monotonic_ns()}")
+        try:
+            make_directories(group.path)
+            child = spawn([b"/bin/sh"], {}, [("enter", enter(group))])
+            try:
+                child.wait_ready(READY_SECONDS)
+                if kill_tree(group, time.monotonic() + 5) is not False:
+                    raise Unavailable(f"a process in {group.path} could not be killed", fix="see dmesg")
+            finally:
+                child.abandon()
+        except (OSError, ChildFailed) as error:
+            raise self._explain(error, group.path) from None
+        finally:
+            group.remove()
+        return f"cgroup v2 at {os.path.dirname(group.path)}"
+
+    def create(self, spec: BoxSpec) -> tuple[Box, list[str]]:
+        parent = Cgroup(f"{self.base()}/{TOP}/{spec.run_id}")
+        group = parent.child(spec.task_id)
+        try:
+            given_up = self._make_parent(parent, spec)
+            os.mkdir(group.path)
+        except FileExistsError:
+            raise AgentboxError(
+                f"cgroup {group.path} exists already", fix=f"see `agentbox inspect {spec.run_id}`"
+            ) from None
+        except OSError as error:
+            raise self._explain(error, group.path) from None
+        try:
+            given_up += apply_limits(group, spec.limits)
+        except AgentboxError:
+            group.remove()
+            raise
+        return self._box(group, spec.run_id, spec.task_id), given_up
+
+    def _make_parent(self, parent: Cgroup, spec: BoxSpec) -> list[str]:
+        make_directories(os.path.dirname(parent.path))
+        try:
+            os.mkdir(parent.path)
+        except FileExistsError:
+            if not self._is_ours(parent.path):
+                raise AgentboxError(
+                    f"run id {spec.run_id} is in use by another AGENTBOX_HOME", fix="choose another --run-id"
+                ) from None
+            return []
+        mark_home(parent.path, self.home)
+        try:
+            return apply_limits(parent, spec.run_limits)
+        except AgentboxError:
+            parent.remove()
+            raise
+
+    def start(self, box: Box, command: Command, ready: Callable[[], None] = lambda: None) -> Child:
+        group = Cgroup(_path(box))
+        try:
+            child = spawn(
+                command.argv,
+                command.env,
+                [("enter the box", enter(group)), *command.steps],
+                command.before_exec,
+            )
+        except OSError as error:
+            raise AgentboxError(f"cannot fork: {error.strerror}", fix="check pid limits (ulimit -u)") from None
+        try:
+            ready()
+            child.wait_ready(READY_SECONDS)
+            self._check_inside(child, group)
+        except ChildFailed as error:
+            child.abandon()
+            raise AgentboxError(f"the child could not {error}") from None
+        except BaseException:
+            child.abandon()
+            raise
+        return child
+
+    def adopt(self, box: Box, pid: int) -> None:
+        try:
+            Cgroup(_path(box)).write("cgroup.procs", str(pid))
+        except OSError as error:
+            raise self._explain(error, _path(box)) from None
+
+    def _check_inside(self, child: Child, group: Cgroup) -> None:
+        """The kernel's word that the child is where it should be before anything of the command runs."""
+        where = cgroup_of(child.pid)
+        if where != group.path:
+            raise ChildFailed("enter the box", errno.ENOENT)
+
+    # finding boxes
+
+    def parents(self, run_id: str, hint: str | None = None) -> list[Box]:
+        found: dict[str, None] = {}
+        for path in (hint, *self._likely(run_id)):
+            if path and os.path.basename(path) == run_id and os.path.isdir(path):
+                found[path] = None
+        if not found:
+            found = {path: None for path in self._runs_below() if os.path.basename(path) == run_id}
+        return [self._box(Cgroup(path), run_id, None) for path in found if self._is_ours(path)]
+
+    def find(self, run_id: str, task_id: str, hint: str | None = None) -> Box | None:
+        for parent in self.parents(run_id, os.path.dirname(hint) if hint else None):
+            group = Cgroup(_path(parent)).child(task_id)
+            if group.exists():
+                return self._box(group, run_id, task_id)
+        return None
+
+    def _likely(self, run_id: str) -> list[str]:
+        try:
+            return [f"{self.base()}/{TOP}/{run_id}", f"{self._mount().point}/{TOP}/{run_id}"]
+        except Unavailable:
+            return []
+
+    def _runs_below(self) -> Iterable[str]:
+        """Every `…/agentbox/<run>` directory of the mount, nested ones too."""
+        mount = cgroup2_mount()
+        if mount is None:
+            raise Unavailable("no cgroup v2 mount can be seen", fix="mount -t cgroup2 none /sys/fs/cgroup")
+        for group in Cgroup(mount.point).subtree():
+            if os.path.basename(os.path.dirname(group.path)) == TOP and not group.name.startswith("probe-"):
+                yield group.path
+
+    def _is_ours(self, path: str) -> bool:
+        """By the mark; where the kernel keeps no marks, by this home's record of a run of that name."""
+        owner = home_of(path)
+        if owner is None:
+            return os.path.isdir(f"{self.home}/runs/{os.path.basename(path)}")
+        return owner == self.home
+
+    # acting on a box: the same for every backend whose boxes are cgroups of this host
+
+    def members(self, box: Box, seconds: float) -> list[Member] | None:
+        if self.populated(box) == "unknown":
+            return None
+        return photograph(Cgroup(_path(box)).pids(), seconds)
+
+    def populated(self, box: Box) -> Proof:
+        return _proof(Cgroup(_path(box)).populated())
+
+    def wait_empty(self, box: Box, deadline: float) -> Proof:
+        return _proof(Cgroup(_path(box)).wait("populated", False, deadline))
+
+    def freeze(self, box: Box, deadline: float) -> bool:
+        group = Cgroup(_path(box))
+        try:
+            group.freeze()
+        except OSError:
+            return False
+        return group.wait("frozen", True, deadline) is True
+
+    def thaw(self, box: Box) -> None:
+        Cgroup(_path(box)).thaw()
+
+    def signal(self, box: Box, number: int) -> list[int]:
+        return signal_all(Cgroup(_path(box)), number, skip=frozenset({os.getpid()}))
+
+    def kill(self, box: Box, deadline: float) -> Proof:
+        return _proof(kill_tree(Cgroup(_path(box)), deadline))
+
+    def usage(self, box: Box) -> Usage:
+        return read_usage(Cgroup(_path(box)))
+
+    def destroy(self, box: Box) -> bool:
+        group = Cgroup(_path(box))
+        return group.populated() is False and group.remove()
+
+    # small parts
+
+    def _mount(self) -> Mount:
+        mount = cgroup2_mount()
+        if mount is None:
+            raise Unavailable("no cgroup v2 mount can be seen", fix="mount -t cgroup2 none /sys/fs/cgroup")
+        if not mount.writable:
+            raise Unavailable(
+                f"{mount.point} is mounted read-only",
+                fix=f"mount -o remount,rw {mount.point}, or --backend docker",
+            )
+        return mount
+
+    def _box(self, group: Cgroup, run_id: str, task_id: str | None) -> Box:
+        return Box(self.name, group.path, run_id, task_id, group.path, group.inode(), host_name())
+
+    def _explain(self, error: Exception, path: str) -> Unavailable:
+        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        fix = {
+            errno.EROFS: f"mount -o remount,rw {path.split('/' + TOP)[0]}",
+            errno.EACCES: "run as root, or use --backend systemd with a user manager",
+        }.get(getattr(error, "errno", 0) or 0, "see `agentbox doctor`")
+        return Unavailable(f"cannot make a cgroup at {path}: {why}", fix=fix)
+
+    def list(self) -> list[Box]:
+        boxes = []
+        for path in self._runs_below():
+            if self._is_ours(path):
+                run_id = os.path.basename(path)
+                boxes.append(self._box(Cgroup(path), run_id, None))
+                boxes += [self._box(Cgroup(f"{path}/{t}"), run_id, t) for t in subdirectories(path)]
+        return boxes
+
+
+def enter(group: Cgroup) -> Callable[[], None]:
+    """A child's step: move itself into `group` (a write of 0 to cgroup.procs)."""
+    return lambda: group.write("cgroup.procs", "0")
+
+
+def read_usage(group: Cgroup) -> Usage:
+    """From pids.current, cpu.stat, memory.current and memory.events; counts the subtree where there is no file."""
+    usage = Usage(pids=group.number("pids.current"), memory=group.number("memory.current"))
+    if usage.pids is None and group.populated() is not None:
+        usage.pids = len(group.pids())
+    try:
+        usage.cpu = group.keyed("cpu.stat")["usage_usec"] / 1e6
+    except (OSError, KeyError):
+        usage.cpu = None
+    try:
+        usage.oom_kills = group.keyed("memory.events").get("oom_kill")
+    except OSError:
+        usage.oom_kills = None
+    return usage
+
+
+def mark_home(path: str, home: str) -> None:
+    try:
+        os.setxattr(path, HOME_XATTR, os.fsencode(home))
+    except OSError:
+        pass  # kernels before 5.7: the home's own record tells
+
+
+def home_of(path: str) -> str | None:
+    try:
+        return os.fsdecode(os.getxattr(path, HOME_XATTR))
+    except OSError:
+        return None
+
+
+def make_directories(path: str) -> None:
+    """mkdir -p that another run may do, or undo, at the same time. Raises OSError."""
+    for attempt in range(20):
+        try:
+            os.makedirs(path, exist_ok=True)
+            return
+        except FileNotFoundError:
+            if attempt == 19:
+                raise
+
+
+def subdirectories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def _path(box: Box) -> str:
+    if box.cgroup is None:
+        raise AgentboxError(f"box {box.id} has no cgroup on this host")
+    return box.cgroup
+
+
+def _proof(populated: bool | None) -> Proof:
+    return "unknown" if populated is None else "alive" if populated else "empty"

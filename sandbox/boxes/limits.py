@@ -1,0 +1,60 @@
+"""Resource limits on a cgroup: memory.max, pids.max, cpu.max (cgroup-v2.rst)."""
+
+from __future__ import annotations
+
+import os
+
+from sandbox.boxes.base import Limits
+from sandbox.errors import AgentboxError
+from sandbox.kernel.cgroup import Cgroup
+
+CPU_PERIOD = 100_000
+"""Microseconds, the kernel's own default."""
+
+
+def apply_limits(group: Cgroup, limits: Limits) -> list[str]:
+    """Set what was asked for; returns the limits given up (`best_effort` only). Raises AgentboxError."""
+    given_up = []
+    for name, (controller, file, text) in _wanted(limits).items():
+        try:
+            _enable(os.path.dirname(group.path), controller)
+            group.write(file, text)
+        except OSError as error:
+            why = f"--{name} cannot be applied: {controller} controller: {_reason(error, group, controller)}"
+            if not limits.best_effort:
+                raise AgentboxError(
+                    why,
+                    fix="--limits=best-effort goes on without it; `agentbox doctor` shows the controllers",
+                ) from None
+            given_up.append(why)
+    return given_up
+
+
+def _wanted(limits: Limits) -> dict[str, tuple[str, str, str]]:
+    wanted = {}
+    if limits.memory is not None:
+        wanted["memory"] = ("memory", "memory.max", str(limits.memory))
+    if limits.pids is not None:
+        wanted["pids"] = ("pids", "pids.max", str(limits.pids))
+    if limits.cpus is not None:
+        wanted["cpus"] = ("cpu", "cpu.max", f"{int(limits.cpus * CPU_PERIOD)} {CPU_PERIOD}")
+    return wanted
+
+
+def _enable(path: str, controller: str) -> None:
+    """Enable `controller` for the children of `path`, from the top of the hierarchy down."""
+    group = Cgroup(path)
+    if controller in group.read("cgroup.subtree_control").split():
+        return
+    if controller not in group.read("cgroup.controllers").split():
+        above = os.path.dirname(path)
+        if not os.path.exists(f"{above}/cgroup.subtree_control"):
+            raise FileNotFoundError(2, "not available in this cgroup2 hierarchy")
+        _enable(above, controller)
+    group.write("cgroup.subtree_control", f"+{controller}")
+
+
+def _reason(error: OSError, group: Cgroup, controller: str) -> str:
+    if error.errno == 16:
+        return "a cgroup above holds processes of its own, so none can be enabled below it"
+    return error.strerror or str(error)

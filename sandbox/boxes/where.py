@@ -1,0 +1,41 @@
+"""Is this process inside of a box, and of which? Told by its own cgroup, never by its environment."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from sandbox.kernel.mounts import cgroup2_mount, cgroup_of
+
+TOP = "agentbox"
+_ID = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_CGROUP = rf"/{TOP}/(?P<run>{_ID})/(?P<task>{_ID})"
+_SCOPE = r"/agentbox\.slice/agentbox-(?P<slice>[^/]+)\.slice/(?P<scope>[^/]+\.scope)"
+_BOX = re.compile(f"(?:{_CGROUP}|{_SCOPE})(?=/|$)")
+
+
+@dataclass(frozen=True)
+class OwnBox:
+    """`path`: the task's directory in the cgroup2 mount; `parents`: those of all runs around it, outermost first."""
+
+    run_id: str
+    path: str
+    parents: tuple[str, ...]
+
+
+def own_box(path: str | None = None) -> OwnBox | None:
+    """The innermost box around this process (or around the cgroup directory `path`), or None."""
+    where = path or cgroup_of(mount=cgroup2_mount())
+    found = list(_BOX.finditer(where or ""))
+    if not where or not found:
+        return None
+    last = found[-1]
+    run_id = last["run"] or last["slice"].replace("\\x2d", "-")
+    parents = tuple(where[: m.end()].rsplit("/", 1)[0] for m in found)
+    return OwnBox(run_id, where[: last.end()], parents)
+
+
+def inside(parent: str) -> bool:
+    """Does this process live below the cgroup directory `parent`?"""
+    own = cgroup_of(mount=cgroup2_mount())
+    return own is not None and (own + "/").startswith(parent.rstrip("/") + "/")

@@ -1,0 +1,58 @@
+"""`agentbox doctor`: each backend tried for real, the repair for what fails, and the ways out of a box."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from sandbox.boxes.base import Unavailable
+from sandbox.boxes.doorways import open_doorways
+from sandbox.boxes.registry import NAMES, backend, choose
+from sandbox.control.health import home_facts
+from sandbox.errors import AgentboxError
+from sandbox.manifest.home import Home
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False) -> None:
+    """Exit 0 if a run can be started here, 1 if not."""
+    home = Home.locate()
+    backends = [_tried(name, home) for name in NAMES]
+    state = home_facts(home)
+    found: dict[str, Any] = {"backends": backends, "state": state, "ways_out": open_doorways()}
+    try:
+        found["auto"] = choose("auto", home.path).name
+    except AgentboxError as error:
+        found["auto"] = None
+        found["auto_error"] = str(error)
+    sys.stdout.write(json.dumps(found) + "\n" if as_json else _told(found))
+    raise typer.Exit(0 if found["auto"] and state["ok"] else 1)
+
+
+def _tried(name: str, home: Home) -> dict[str, Any]:
+    try:
+        return {"name": name, "works": True, "what": backend(name, home.path).probe(), "repair": ""}
+    except Unavailable as error:
+        return {"name": name, "works": False, "what": error.what, "repair": error.fix}
+    except (AgentboxError, ImportError) as error:
+        return {"name": name, "works": False, "what": str(error), "repair": getattr(error, "fix", "")}
+
+
+def _told(found: dict[str, Any]) -> str:
+    lines = []
+    for one in found["backends"]:
+        lines.append(f"{'ok  ' if one['works'] else 'no  '}{one['name']}: {one['what']}")
+        if one["repair"]:
+            lines.append(f"      repair: {one['repair']}")
+    lines.append(f"{'ok  ' if found['auto'] else 'no  '}auto: {found['auto'] or found['auto_error']}")
+    state = found["state"]
+    lines.append(f"{'ok  ' if state['ok'] else 'no  '}state: {state['what']}")
+    lines += [f"warn  {line}" for line in state["warnings"]]
+    lines.append("ways out of a box that are open to this user:")
+    for one in found["ways_out"]:
+        lines.append(f"      {one['name']}: {one['what']} ({one['effect']})")
+    if not found["ways_out"]:
+        lines.append("      none was found")
+    return "\n".join(lines) + "\n"

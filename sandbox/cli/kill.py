@@ -1,0 +1,19 @@
+"""`agentbox kill`: end a run, all of it, now, and prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sandbox.cli.arguments import Parser
+from sandbox.cli.stopping import EXIT_STATUS, add_options, stop_runs
+from sandbox.control.stop import kill
+
+ABOUT = f"""End every process of a run: order STOP, freeze, photograph, kill, prove empty, record.
+
+{EXIT_STATUS}"""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = Parser("kill", "agentbox kill RUN... [--task ID] [--reason TEXT] [--json] | --all", ABOUT)
+    add_options(parser)
+    return stop_runs(parser.parse_args(list(argv)), kill)

@@ -1,0 +1,111 @@
+"""What `run` and `spawn` share: their options, and launching what they describe."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from sandbox.boxes.base import Backend, Limits
+from sandbox.cli import values
+from sandbox.cli.arguments import Parser, Value, output, split_command
+from sandbox.errors import USAGE, AgentboxError
+from sandbox.launch.detached import launch_detached
+from sandbox.launch.finish import warn
+from sandbox.launch.run import launch
+from sandbox.launch.signals import Dispositions
+from sandbox.launch.spec import LaunchSpec
+from sandbox.launch.supervise import exit_as
+from sandbox.manifest.home import Home
+
+
+def add_options(parser: Parser) -> None:
+    """The options that describe a task, the same for `run` and `spawn`."""
+    add = parser.add_argument
+    add("-d", "--detach", action="store_true", help="run in the background and print the id alone")
+    add("--backend", default="auto", metavar="B", help="auto (default), cgroup, systemd or docker")
+    add("--image", metavar="IMG", help="run in a container of this image (backend docker)")
+    add("--label", action="append", default=[], metavar="K=V", help="free text for the record (repeatable)")
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="K[=V]",
+        help="set a variable, or pass it on (repeatable)",
+    )
+    add("--memory", action=Value, convert=values.size, metavar="SIZE", help="limit, such as 2g")
+    add("--cpus", action=Value, convert=values.cores, metavar="N", help="limit, such as 1.5")
+    add("--pids", action=Value, convert=values.count, metavar="N", help="limit of processes and threads")
+    add(
+        "--limits",
+        choices=["strict", "best-effort"],
+        default="strict",
+        help="what to do if a limit can't hold",
+    )
+    add(
+        "--timeout",
+        action=Value,
+        convert=values.duration,
+        metavar="TIME",
+        help="end it after, such as 2h (exit 124)",
+    )
+    add("--on-exit", choices=["kill", "leave"], default="kill", help="what is left when the command ends")
+    add("command", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what to run")
+
+
+def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse; the command is what follows `--`, byte for byte, or the first word that is no option."""
+    before, command = split_command(argv)
+    given = parser.parse_args(before)
+    if command is not None:
+        if given.command:
+            raise AgentboxError(f"unexpected {given.command[0]!r} before --", fix=f"see `{parser.prog} --help`")
+        given.command = command
+    if not given.command:
+        raise AgentboxError("no command given", fix=f"{parser.prog} … -- COMMAND", code=USAGE)
+    if given.image and given.backend not in ("auto", "docker"):
+        raise AgentboxError(f"--image does not go with --backend {given.backend}", fix="leave one out", code=USAGE)
+    return given
+
+
+def spec_of(given: argparse.Namespace, run_id: str, task_id: str, *, new_run: bool) -> LaunchSpec:
+    return LaunchSpec(
+        run_id=run_id,
+        task_id=task_id,
+        argv=[os.fsencode(word) for word in given.command],
+        new_run=new_run,
+        backend=given.backend,
+        image=given.image,
+        detach=given.detach,
+        env=values.environment(given.env),
+        cwd=_cwd(),
+        labels=values.labels(given.label),
+        limits=Limits(given.memory, given.pids, given.cpus, given.limits == "best-effort"),
+        timeout=given.timeout,
+        on_exit=given.on_exit,
+    )
+
+
+def carry_out(spec: LaunchSpec, home: Home, dispositions: Dispositions, printed: str) -> int:
+    """Launch in the foreground (and exit as the command did) or detached (and print `printed`)."""
+    if spec.detach:
+        launch_detached(spec, home, dispositions)
+        output(printed + "\n")
+        return 0
+    return exit_as(launch(spec, home, dispositions, [], _announce))
+
+
+def _announce(spec: LaunchSpec, backend: Backend) -> None:
+    if spec.new_run:
+        warn(f"run {spec.run_id} ({backend.name}); stop it with: agentbox kill {spec.run_id}")
+    else:
+        stop = f"agentbox kill {spec.run_id} --task {spec.task_id}"
+        warn(f"task {spec.task_id} of run {spec.run_id} ({backend.name}); stop it with: {stop}")
+
+
+def _cwd() -> str | None:
+    """None where the directory was deleted: the command then finds itself there too, as without agentbox."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None

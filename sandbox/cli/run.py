@@ -1,0 +1,30 @@
+"""`agentbox run`: start an agent in a box of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sandbox.cli.arguments import Parser
+from sandbox.cli.launching import add_options, carry_out, parse, spec_of
+from sandbox.launch.signals import Dispositions
+from sandbox.launch.spec import MAIN
+from sandbox.manifest.home import Home
+from sandbox.manifest.ids import check_id, new_run_id
+
+USAGE_LINE = "agentbox run [-d] [--run-id ID] [options] -- COMMAND..."
+ABOUT = """Start a command as the main task of a new run. Everything that it starts belongs to the run.
+
+exit status: the command's own, 128+N for signal N, 125 agentbox failed, 126 not executable, 127 not found,
+124 timed out, 75 refused because of a stop order."""
+
+
+def main(argv: Sequence[str], dispositions: Dispositions) -> int:
+    parser = Parser("run", USAGE_LINE, ABOUT)
+    parser.add_argument("--run-id", metavar="ID", help="the run's id (default: made from date and time)")
+    parser.add_argument("--task", default=MAIN, metavar="ID", help="the main task's id (default: main)")
+    add_options(parser)
+    given = parse(parser, argv)
+    home = Home.locate()
+    run_id = check_id(given.run_id, "run id") if given.run_id is not None else new_run_id()
+    spec = spec_of(given, run_id, check_id(given.task, "task id"), new_run=True)
+    return carry_out(spec, home, dispositions, run_id)

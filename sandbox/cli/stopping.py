@@ -1,0 +1,96 @@
+"""What `kill` and `abort` share: which runs, what is printed, and the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from sandbox.cli.arguments import Parser, output
+from sandbox.cli.selection import known_runs, select_runs
+from sandbox.control.request import Act, carry_out, target_of
+from sandbox.control.status import status
+from sandbox.control.stop import Stop
+from sandbox.errors import NO_SUCH_RUN, NOT_PROVEN, NOT_RECORDED, PROVEN_EMPTY, USAGE, AgentboxError
+from sandbox.kernel.procfs import Member
+from sandbox.launch.finish import warn
+from sandbox.manifest.home import Home
+from sandbox.manifest.ids import check_id
+
+EXIT_STATUS = """exit status: 0 proven empty, 1 survivors or could not prove, 2 usage, 3 no such run, 4 proven empty
+but the record could not be written."""
+
+
+def add_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="a run's id, or a unique prefix of it")
+    add("--all", action="store_true", help="every run that is alive")
+    add("--task", metavar="ID", help="stop this task alone")
+    add("--reason", default="", metavar="TEXT", help="why, for the record")
+    add("--json", action="store_true", help="print an array with one receipt a run")
+
+
+def stop_runs(given: argparse.Namespace, act: Act) -> int:
+    """Stop what was named; prints and returns the exit status."""
+    home = Home.locate()
+    runs = _selected(given, home)
+    task = check_id(given.task, "task id") if given.task is not None else None
+    if task is not None:
+        _check_task(home, runs, task)
+    stops = carry_out(home, [target_of(home, run, task) for run in runs], given.reason or "asked for", act)
+    if given.json:
+        output(json.dumps([{"run_id": s.run_id, "task_id": s.task_id, **s.as_record()} for s in stops]) + "\n")
+    else:
+        for stop in stops:
+            output(_told(stop))
+    for stop in stops:
+        for line in stop.warnings:
+            warn(f"{stop.run_id}: {line}")
+    return max((_code(stop) for stop in stops), key=_gravity, default=PROVEN_EMPTY)
+
+
+def _selected(given: argparse.Namespace, home: Home) -> list[str]:
+    if given.all:
+        if given.runs or given.task:
+            raise AgentboxError("--all takes no RUN and no --task", fix="leave one of them out", code=USAGE)
+        return [run for run in known_runs(home) if status(home, run).live]
+    if not given.runs:
+        raise AgentboxError("no run given", fix="name one (`agentbox ps` lists them), or --all", code=USAGE)
+    return select_runs(home, given.runs)
+
+
+def _check_task(home: Home, runs: list[str], task: str) -> None:
+    import os
+
+    for run in runs:
+        if not os.path.lexists(home.run_dir(run).task_order(task)):
+            raise AgentboxError(
+                f"no task {task} in run {run}", fix=f"`agentbox inspect {run}` lists them", code=NO_SUCH_RUN
+            )
+
+
+def _code(stop: Stop) -> int:
+    if stop.proof != "empty":
+        return NOT_PROVEN
+    return PROVEN_EMPTY if stop.recorded else NOT_RECORDED
+
+
+def _gravity(code: int) -> int:
+    return (PROVEN_EMPTY, NOT_RECORDED, NOT_PROVEN).index(code)
+
+
+def _told(stop: Stop) -> str:
+    what = stop.run_id if stop.task_id is None else f"{stop.run_id} task {stop.task_id}"
+    if stop.proof == "empty" and not stop.processes:
+        return f"{what}: empty, nothing was alive\n"
+    if stop.proof == "empty":
+        frozen = f"stopped at {stop.frozen_at}, " if stop.frozen_at else ""
+        lines = [f"{what}: {frozen}empty at {stop.empty_at}; ended {len(stop.processes)} processes"]
+        return "\n".join(lines + [f"  {_line(m)}" for m in stop.processes]) + "\n"
+    word = "survivors" if stop.proof == "alive" else "could not prove it empty"
+    return "\n".join([f"{what}: {word}", *(f"  {_line(m)}" for m in stop.survivors)]) + "\n"
+
+
+def _line(member: Member) -> str:
+    text = " ".join(member.argv or [f"[{member.comm or 'unreadable'}]"])
+    shown = text if len(text) <= 200 else text[:199] + "…"
+    return f"{member.pid} {member.state or '?'} {shown}".encode("utf-8", "replace").decode()

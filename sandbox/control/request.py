@@ -1,0 +1,118 @@
+"""Carrying out a stop that a person asked for: which run, how hard, and its record afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from sandbox.boxes.registry import backend, local_backends
+from sandbox.boxes.where import own_box
+from sandbox.control import orders
+from sandbox.control.status import launcher_alive, launcher_identity, load
+from sandbox.control.stop import Stop, begin
+from sandbox.control.targets import Target
+from sandbox.errors import AgentboxError
+from sandbox.kernel.procfs import read_stat
+from sandbox.manifest.fold import Run
+from sandbox.manifest.home import Home
+from sandbox.manifest.record import whoami
+from sandbox.manifest.writer import Writer
+
+Act = Callable[[Target, Stop], Stop]
+
+
+def target_of(home: Home, run_id: str, task_id: str | None = None) -> Target:
+    """What to stop. Local backends are asked at once; the record, which may be large or broken, only later."""
+    run = home.run_dir(run_id)
+    order = run.control if task_id is None else run.task_order(task_id)
+    target = Target(run_id, task_id, order, local_backends(home.path))
+    target.more = lambda: [backend("docker", home.path)] if _may_use_docker(home, run_id) else []
+    target.record_before_own_end = lambda stop: record(home, stop)
+    return target
+
+
+def carry_out(home: Home, targets: list[Target], reason: str, act: Act) -> list[Stop]:
+    """Order all stops first, then act on each, then record each. Raises nothing but for unknown tasks."""
+    by = f"uid {os.getuid()} pid {os.getpid()}"
+    stops = [(target, begin(target, reason, by)) for target in targets]
+    for target, stop in stops:
+        act(target, stop)
+    for target, stop in stops:
+        record(home, stop)
+        _after(home, target, stop)
+    return [stop for _, stop in stops]
+
+
+def record(home: Home, stop: Stop) -> None:
+    """Append the order, the rungs and the receipt; a stop that changed nothing is not recorded twice."""
+    if stop.already and not stop.processes and stop.proof == "empty" and stop.recorded and _has_receipt(home, stop):
+        return
+    own = own_box()
+    run = home.run_dir(stop.run_id)
+    writer = Writer(run.manifest, stop.run_id, by=whoami(inside=own is not None))
+    try:
+        if not stop.already:
+            path = run.control if stop.task_id is None else run.task_order(stop.task_id)
+            order = orders.read_order(path)
+            writer.append(
+                "control.set",
+                task_id=stop.task_id,
+                order="STOP",
+                generation=order.generation,
+                reason=stop.reason,
+            )
+        for rung in stop.rungs:
+            writer.append("stop.rung", task_id=stop.task_id, **vars(rung))
+        writer.append("stop.receipt", task_id=stop.task_id, sync=True, **stop.as_record())
+    except AgentboxError as error:
+        stop.recorded = False
+        stop.warnings.append(str(error))
+
+
+def _has_receipt(home: Home, stop: Stop) -> bool:
+    try:
+        run, _ = load(home, stop.run_id)
+    except AgentboxError:
+        return False
+    return any(r.get("task_id") == stop.task_id and r.get("proof") == "empty" for r in run.receipts)
+
+
+def _after(home: Home, target: Target, stop: Stop) -> None:
+    """What is left to do once the run is dead: wake a stopped launcher, or clean up for a dead one."""
+    if stop.proof != "empty" or stop.from_inside:
+        return
+    try:
+        run, _ = load(home, stop.run_id)
+    except AgentboxError:
+        run = Run()
+    if not wake_launchers(run):
+        for one, box in target.boxes():
+            one.destroy(box)
+
+
+def wake_launchers(run: Run) -> bool:
+    """Continue launchers that were stopped with their command (Ctrl+Z): they have its end to report.
+
+    True if a launcher lives, which will remove the boxes itself.
+    """
+    found = False
+    for task in run.tasks.values():
+        if task.state not in ("intent", "started") or launcher_alive(task) is not True:
+            continue
+        found = True
+        identity = launcher_identity(task)
+        stat = read_stat(identity.pid) if identity else None
+        if identity and stat and stat.state == "T":
+            identity.signal(signal.SIGCONT)
+    return found
+
+
+def _may_use_docker(home: Home, run_id: str) -> bool:
+    """Does the record name the docker backend, or is it unreadable while there is an engine to ask?"""
+    try:
+        run, bad = load(home, run_id)
+    except AgentboxError:
+        return os.path.exists("/var/run/docker.sock")
+    named = run.backend == "docker" or any(task.backend == "docker" for task in run.tasks.values())
+    return named or (bad > 0 and os.path.exists("/var/run/docker.sock"))

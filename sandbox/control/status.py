@@ -1,0 +1,190 @@
+"""What a run is now: the fold of its record, checked against the kernel. Nothing is remembered elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sandbox.boxes.base import Backend, Box, Proof, Unavailable, Usage
+from sandbox.boxes.registry import backend, local_backends
+from sandbox.control import orders
+from sandbox.control.stop import worst
+from sandbox.errors import AgentboxError
+from sandbox.kernel.identity import Identity, boot_id
+from sandbox.manifest.fold import Run, Task, fold
+from sandbox.manifest.home import Home
+from sandbox.manifest.reader import read
+
+ENDED = ("exited", "stopped", "lost", "not started")
+
+
+@dataclass
+class Status:
+    """`state` is one of DESIGN's: starting, running, paused, leftovers, stopping, kill_pending, stopped,
+    exited, lost, unknown, or `not started`. `why` says more where there is more to say.
+    """
+
+    run_id: str
+    run: Run
+    order: orders.Order
+    proof: Proof
+    state: str = "unknown"
+    why: str = ""
+    boxes: list[tuple[Backend, Box]] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    bad_records: int = 0
+    launcher_alive: bool | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.state not in ENDED
+
+
+def load(home: Home, run_id: str) -> tuple[Run, int]:
+    """The fold of a run's record and how many lines made no sense; an empty fold where there is no record."""
+    reading = read(home.run_dir(run_id).manifest, run_id)
+    run = fold(reading)
+    return run, len(reading.bad)
+
+
+def backends_of(home: Home, run: Run) -> list[Backend]:
+    """The backends to ask for a run: those of this kernel always, an engine where the record names it."""
+    found = local_backends(home.path)
+    if run.backend == "docker" or any(task.backend == "docker" for task in run.tasks.values()):
+        found.append(backend("docker", home.path))
+    return found
+
+
+def status(home: Home, run_id: str) -> Status:
+    """Look at one run. Raises nothing for what it finds; what can't be told is `unknown`."""
+    try:
+        run, bad = load(home, run_id)
+    except AgentboxError as error:
+        run, bad = Run(), 0
+        unreadable = str(error)
+    else:
+        unreadable = ""
+    result = Status(run_id, run, orders.read_order(home.run_dir(run_id).control), "unknown", bad_records=bad)
+    unreachable = _look(result, backends_of(home, run))
+    result.launcher_alive = _any_launcher(run)
+    result.state, result.why = _state(home, result)
+    if unreachable and not result.live:
+        result.state = "unknown"
+    result.why = "; ".join(part for part in (result.why, *unreachable, unreadable) if part)
+    return result
+
+
+def _look(result: Status, backends: Iterable[Backend]) -> list[str]:
+    """Fill boxes, proof and usage; returns why a backend could not be asked."""
+    proofs: list[Proof] = []
+    unreachable = []
+    for one in backends:
+        try:
+            boxes = one.parents(result.run_id)
+        except Unavailable as error:
+            unreachable.append(f"{one.name}: {error}")
+            proofs.append("unknown")
+            continue
+        for box in boxes:
+            result.boxes.append((one, box))
+            proofs.append(one.populated(box))
+            result.usage = _add(result.usage, one.usage(box))
+    result.proof = worst(proofs)
+    return unreachable
+
+
+def _add(one: Usage, two: Usage) -> Usage:
+    def plus(a: float | None, b: float | None) -> float | None:
+        return b if a is None else a if b is None else a + b
+
+    return Usage(*(plus(getattr(one, n), getattr(two, n)) for n in ("pids", "cpu", "memory", "oom_kills")))  # type: ignore[arg-type]
+
+
+def _state(home: Home, s: Status) -> tuple[str, str]:
+    main = s.run.tasks.get(s.run.main_task)
+    if s.proof == "unknown":
+        return "unknown", "could not ask whether it is alive"
+    if s.proof == "alive":
+        return _alive_state(s, main)
+    if s.run.created_at is None and not s.run.tasks:
+        return "unknown", "there is no readable record"
+    return _empty_state(home, s, main)
+
+
+def _alive_state(s: Status, main: Task | None) -> tuple[str, str]:
+    owner = "" if s.launcher_alive is not False else "its launcher is gone"
+    if s.order.word == "STOP":
+        if not s.order.trusted:
+            return "stopping", f"no trustworthy order: {s.order.reason}"
+        last = s.run.receipts[-1] if s.run.receipts else {}
+        return ("kill_pending" if last.get("proof") == "alive" else "stopping"), owner
+    if main and main.state == "exited":
+        return "leftovers", f"the main command exited with {main.code}"
+    if s.order.word == "PAUSE":
+        return "paused", owner
+    if main and main.state == "intent":
+        return "starting", owner
+    return "running", owner
+
+
+def _empty_state(home: Home, s: Status, main: Task | None) -> tuple[str, str]:
+    """Nothing lives. What was it that ended it?"""
+    if main and main.state == "failed":
+        return "not started", main.why or ""
+    if main and main.state == "exited":
+        if main.outcome in ("killed", "stopped"):
+            return "stopped", _asked_by(s)
+        return "exited", f"{main.outcome} {main.code}" if main.outcome != "exited" else f"code {main.code}"
+    if s.launcher_alive and _same_boot(main):
+        state = "starting" if main is None or main.state == "intent" else "running"
+        return (state if s.order.word != "STOP" else "stopping"), "no process of it lives now"
+    if any(receipt.get("proof") == "empty" for receipt in s.run.receipts):
+        return "stopped", _asked_by(s)
+    if main and not _same_boot(main):
+        return "lost", "lost at reboot"
+    if outer := _stopped_outer(home, s.run):
+        return "stopped", f"killed by outer run {outer}"
+    if main is None or main.state == "intent":
+        return "not started", "its launcher ended before the command was started"
+    return "lost", "it ended and no exit was recorded"
+
+
+def _asked_by(s: Status) -> str:
+    return f"{s.order.reason}" if s.order.reason else ""
+
+
+def _stopped_outer(home: Home, run: Run) -> str | None:
+    """The run around this one, if that was stopped: then this one ended with it."""
+    if not run.parent_run:
+        return None
+    try:
+        outer, _ = load(home, run.parent_run)
+    except AgentboxError:
+        return None
+    ended = outer.ended is not None or any(r.get("proof") == "empty" for r in outer.receipts)
+    return run.parent_run if ended else None
+
+
+def _same_boot(main: Task | None) -> bool:
+    return main is None or main.boot_id is None or main.boot_id == boot_id()
+
+
+def _any_launcher(run: Run) -> bool | None:
+    """Is a launcher of the run alive? None = could not tell (none recorded, or unreadable)."""
+    answers = [launcher_alive(task) for task in run.tasks.values() if task.state in ("intent", "started")]
+    return True if True in answers else False if answers and None not in answers else None
+
+
+def launcher_identity(task: Task) -> Identity | None:
+    known = task.launcher
+    if known is None or known.start_ticks is None or not task.boot_id:
+        return None
+    return Identity(task.boot_id, known.pid, known.start_ticks)
+
+
+def launcher_alive(task: Task) -> bool | None:
+    if task.host not in (None, os.uname().nodename):
+        return None
+    identity = launcher_identity(task)
+    return identity.alive() if identity else None

@@ -1,0 +1,173 @@
+"""Stopping a run or a task: order, freeze, photograph, kill, prove, record.
+
+The order comes first, so that a start which is under way sees it; the kill comes before its record, so that
+no disk, lock or broken file can delay it. Success is `empty`, said by the kernel, and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox.boxes.base import Backend, Box, Proof
+from sandbox.boxes.where import inside
+from sandbox.control import orders
+from sandbox.control.clock import now
+from sandbox.control.targets import Target
+from sandbox.kernel.procfs import Member, wchan
+
+KILL_SECONDS = 10.0
+FREEZE_SECONDS = 1.0
+PHOTOGRAPH_SECONDS = 1.0
+
+Found = list[tuple[Backend, Box]]
+
+
+@dataclass
+class Rung:
+    """A step of the ladder: its name, when it began (wall clock, RFC 3339), and how many lived then."""
+
+    rung: str
+    at: str
+    processes: int | None = None
+
+
+@dataclass
+class Stop:
+    """What a stop found and did. Times are wall clock, RFC 3339; `warnings` are lines for people."""
+
+    run_id: str
+    task_id: str | None
+    reason: str
+    by: str
+    proof: Proof = "unknown"
+    ordered_at: str = ""
+    frozen_at: str | None = None
+    empty_at: str | None = None
+    processes: list[Member] = field(default_factory=list)
+    survivors: list[Member] = field(default_factory=list)
+    rungs: list[Rung] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    already: bool = False
+    recorded: bool = True
+    from_inside: bool = False
+
+    def as_record(self) -> dict[str, Any]:
+        """The receipt's fields, as the manifest and `--json` give them."""
+        return {
+            "reason": self.reason,
+            "asked_by": self.by,
+            "proof": self.proof,
+            "ordered_at": self.ordered_at,
+            "frozen_at": self.frozen_at,
+            "empty_at": self.empty_at,
+            "processes": [m.as_dict() for m in self.processes],
+            "survivors": [m.as_dict() for m in self.survivors],
+            "rungs": [vars(r) for r in self.rungs],
+            "warnings": self.warnings,
+            "from_inside": self.from_inside,
+        }
+
+
+def begin(target: Target, reason: str, by: str) -> Stop:
+    """Write the STOP order of a run or task; the first step of `kill` and `abort`."""
+    stop = Stop(target.run_id, target.task_id, reason, by)
+    before = orders.read_order(target.order_path)
+    stop.already = before.word == "STOP" and before.trusted
+    order, problem = orders.order_stop(target.order_path, reason=reason, by=by)
+    stop.ordered_at = order.at or now()
+    stop.rungs.append(Rung("order", now()))
+    if problem:
+        stop.recorded = False
+        stop.warnings.append(problem)
+    return stop
+
+
+def kill(target: Target, stop: Stop, seconds: float = KILL_SECONDS) -> Stop:
+    """The last rung: freeze, photograph, kill and prove, again until a fresh look finds nothing.
+
+    Fills `stop` and returns it. Needs no fork, no disk and no readable manifest.
+    """
+    deadline = time.monotonic() + seconds
+    stop.rungs.append(Rung("kill", now()))
+    while True:
+        found = target.boxes()
+        stop.from_inside = any(box.cgroup and inside(box.cgroup) for _, box in found)
+        if stop.from_inside:
+            return _kill_from_inside(target, stop, found)
+        _freeze_and_photograph(found, stop)
+        stop.proof = _kill_all(found, deadline)
+        if target.unreachable:
+            stop.proof = "unknown" if stop.proof == "empty" else stop.proof
+        settled = orders.stands_for_good(target.order_path, reason=stop.reason, by=stop.by)
+        if stop.proof == "empty" and settled and not _any_alive(target.boxes()):
+            break
+        if time.monotonic() >= deadline:
+            break
+    stop.warnings += target.unreachable
+    if stop.proof == "empty":
+        stop.empty_at = now()
+    else:
+        stop.survivors = _survivors(target.boxes())
+    return stop
+
+
+def _freeze_and_photograph(found: Found, stop: Stop) -> None:
+    """From `frozen_at` on no instruction of the run executes: that is the stop time."""
+    living = [(backend, box) for backend, box in found if backend.populated(box) != "empty"]
+    deadline = time.monotonic() + FREEZE_SECONDS
+    frozen = [backend.freeze(box, deadline) for backend, box in living]
+    if living and all(frozen):
+        stop.frozen_at = stop.frozen_at or now()
+    known = {(m.pid, m.start_ticks) for m in stop.processes}
+    for backend, box in living:
+        for member in backend.members(box, PHOTOGRAPH_SECONDS) or []:
+            if (member.pid, member.start_ticks) not in known:
+                stop.processes.append(member)
+    stop.rungs[-1].processes = len(stop.processes)
+
+
+def _kill_all(found: Found, deadline: float) -> Proof:
+    proofs: list[Proof] = [backend.kill(box, deadline) for backend, box in found]
+    for backend, box in found:
+        # The freeze flag outlives the kill, and would hold whatever is put into the group next.
+        backend.thaw(box)
+    return worst(proofs)
+
+
+def _kill_from_inside(target: Target, stop: Stop, found: Found) -> Stop:
+    """The caller is a process of the run: it can't freeze itself and go on, nor see itself gone.
+
+    The photograph and the receipt are written first, with the proof left open; the launcher, which lives
+    outside, completes it. The kill then takes the caller with it.
+    """
+    for backend, box in found:
+        stop.processes += backend.members(box, PHOTOGRAPH_SECONDS) or []
+    stop.warnings.append("asked from inside of the run: the proof is the launcher's to give")
+    target.record_before_own_end(stop)
+    own = [(b, box) for b, box in found if box.cgroup and inside(box.cgroup)]
+    others = [pair for pair in found if pair not in own]
+    _kill_all(others + own, time.monotonic() + KILL_SECONDS)
+    return stop
+
+
+def _any_alive(found: Found) -> bool:
+    return any(backend.populated(box) != "empty" for backend, box in found)
+
+
+def _survivors(found: Found) -> list[Member]:
+    """Who is left, named with the kernel function that holds it where that can be told."""
+    left = []
+    for backend, box in found:
+        for member in backend.members(box, PHOTOGRAPH_SECONDS) or []:
+            where = wchan(member.pid) if member.state == "D" else ""
+            state = f"{member.state} ({where})" if where else member.state
+            left.append(Member(**{**member.as_dict(), "state": state}))
+    return left
+
+
+def worst(proofs: Sequence[Proof]) -> Proof:
+    """The answer for all of them together: one that lives outweighs one that could not be asked."""
+    return "alive" if "alive" in proofs else "unknown" if "unknown" in proofs else "empty"

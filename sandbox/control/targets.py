@@ -1,0 +1,55 @@
+"""What a stop acts on: the boxes of one run, or of one task, as they are found at each look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sandbox.boxes.base import Backend, Box, Unavailable
+
+if TYPE_CHECKING:
+    from sandbox.control.stop import Stop
+
+
+@dataclass
+class Target:
+    """`hint`: the cgroup that the manifest names, if it could be read. `unreachable`: filled by `boxes`.
+
+    `more`: further backends to ask from the second look on, when the first kill has been done: finding out
+    about them may take reading a large record.
+    """
+
+    run_id: str
+    task_id: str | None
+    order_path: str
+    backends: list[Backend]
+    hint: str | None = None
+    unreachable: list[str] = field(default_factory=list)
+    more: Callable[[], list[Backend]] | None = None
+    record_before_own_end: Callable[[Stop], None] = lambda stop: None
+
+    _looked: bool = False
+
+    def boxes(self) -> list[tuple[Backend, Box]]:
+        """The boxes that exist now, looked for afresh: what a start added since is among them."""
+        found: list[tuple[Backend, Box]] = []
+        self.unreachable = []
+        if self._looked and self.more:
+            self.backends, self.more = [*self.backends, *self.more()], None
+        self._looked = True
+        for backend in self.backends:
+            try:
+                boxes = self._of(backend)
+            except Unavailable as error:
+                self.unreachable.append(f"{backend.name}: {error}")
+                continue
+            known = {box.cgroup for _, box in found if box.cgroup}
+            found += [(backend, box) for box in boxes if box.cgroup is None or box.cgroup not in known]
+        return found
+
+    def _of(self, backend: Backend) -> list[Box]:
+        if self.task_id is None:
+            return backend.parents(self.run_id, self.hint)
+        box = backend.find(self.run_id, self.task_id, self.hint)
+        return [box] if box else []

@@ -1,0 +1,17 @@
+"""Figures of single processes, through psutil."""
+
+from __future__ import annotations
+
+
+def memory_of(pid: int, start_ticks: int | None) -> int | None:
+    """Resident memory in bytes, or None if it can't be told or `pid` is somebody else by now."""
+    import psutil
+
+    from sandbox.kernel.procfs import read_stat
+
+    try:
+        resident = int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None
+    stat = read_stat(pid)
+    return resident if stat and stat.start_ticks == start_ticks else None

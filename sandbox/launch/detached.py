@@ -1,0 +1,91 @@
+"""`-d`: the launcher goes to the background, and says first whether the task has started.
+
+A new session without a terminal, with no descriptor of the caller's kept open, so that a pipe or an ssh
+connection of the caller's ends when the caller does.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from sandbox.errors import AgentboxError
+from sandbox.kernel.spawn import Step, close_from
+from sandbox.launch.finish import refused_code
+from sandbox.launch.run import launch
+from sandbox.launch.signals import Dispositions
+from sandbox.launch.spec import LaunchSpec
+from sandbox.manifest.home import Home
+
+
+def launch_detached(spec: LaunchSpec, home: Home, dispositions: Dispositions) -> None:
+    """Start the task with a launcher of its own and return once it runs. Raises AgentboxError if it does not."""
+    reader, writer = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise AgentboxError(f"cannot fork: {error.strerror}", fix="check pid limits (ulimit -u)") from None
+    if pid == 0:
+        os.close(reader)
+        _background(spec, home, dispositions, writer)
+    os.close(writer)
+    word = _read_all(reader)
+    os.close(reader)
+    code, _, text = word.decode("utf-8", "replace").partition(" ")
+    if code != "0":
+        os.waitpid(pid, 0)
+        raise _error(code, text)
+
+
+def _error(code: str, text: str) -> AgentboxError:
+    if not code.isdigit():
+        return AgentboxError("the launcher ended before it could say why", fix="see `agentbox doctor`")
+    return AgentboxError(text, code=int(code))
+
+
+def _background(spec: LaunchSpec, home: Home, dispositions: Dispositions, report: int) -> None:
+    """Never returns. Moves the report pipe out of the way, then lets go of all that is the caller's."""
+    answer = b"125 the launcher failed"
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.dup2(report, 3, inheritable=False)
+        close_from(4)
+        answer = b""
+        steps: list[Step] = [("session", os.setsid), ("output", lambda: _to_log(spec, home))]
+        launch(spec, home, dispositions, steps, lambda *_: _say(3, b"0 started"))
+    except AgentboxError as error:
+        answer = f"{refused_code(error)} {error}".encode("utf-8", "replace")
+    except BaseException as error:
+        answer = f"125 {type(error).__name__}: {error}".encode("utf-8", "replace")
+    finally:
+        if answer:
+            _say(3, answer)
+        os._exit(0)
+
+
+def _to_log(spec: LaunchSpec, home: Home) -> None:
+    """In the child: stdout and stderr to the task's log, appended as bytes."""
+    path = home.run_dir(spec.run_id).out(spec.task_id)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _say(fd: int, text: bytes) -> None:
+    try:
+        os.write(fd, text)
+        os.close(fd)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EBADF):
+            raise
+
+
+def _read_all(fd: int) -> bytes:
+    parts = []
+    while part := os.read(fd, 65536):
+        parts.append(part)
+    return b"".join(parts)

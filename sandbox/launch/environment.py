@@ -1,0 +1,28 @@
+"""The environment that a command gets: the caller's own, byte for byte, and the box's names."""
+
+from __future__ import annotations
+
+import os
+
+from sandbox.kernel.procfs import own_environ
+from sandbox.launch.spec import LaunchSpec
+from sandbox.manifest.home import RunDir
+
+
+def environment(spec: LaunchSpec, run: RunDir) -> dict[bytes, bytes]:
+    """As inherited (not as the interpreter changed it: PEP 538), then `--env`, then what names the box."""
+    env = dict(own_environ())
+    if spec.detach:
+        # Nobody is there to answer a prompt (git(1), credential prompts).
+        env.setdefault(b"GIT_TERMINAL_PROMPT", b"0")
+    env.update(spec.env)
+    named = {
+        "RUN_ID": spec.run_id,
+        "TASK_ID": spec.task_id,
+        "AGENTBOX_RUN_ID": spec.run_id,
+        "AGENTBOX_TASK_ID": spec.task_id,
+        "AGENTBOX_CONTROL": run.control,
+        "AGENTBOX_BEAT": run.beat(spec.task_id),
+    }
+    env.update({os.fsencode(name): os.fsencode(value) for name, value in named.items()})
+    return env

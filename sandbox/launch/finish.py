@@ -1,0 +1,177 @@
+"""After the command has ended: what is left of it is ended too, the outcome recorded, the box removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+
+from sandbox.boxes.base import Box
+from sandbox.control import orders
+from sandbox.control.ladder import TERM, terminate, wait_empty
+from sandbox.control.orders import Order
+from sandbox.control.stop import Stop, begin, kill
+from sandbox.control.targets import Target
+from sandbox.errors import AGENTBOX_FAILED, REFUSED, TIMED_OUT, AgentboxError
+from sandbox.kernel.procfs import Member
+from sandbox.launch.start import Started, oom_kills_since
+from sandbox.launch.supervise import Ended, reap
+from sandbox.manifest.writer import Writer
+
+ENDING_BY_ITSELF_SECONDS = 5.0
+"""How long a stop that somebody else carries out is left to it before the launcher does it too."""
+
+
+@dataclass
+class Finished:
+    """`ended`: what to exit with. `leftovers`: what was found alive after the command, described."""
+
+    ended: Ended
+    outcome: str
+    leftovers: list[Member] = field(default_factory=list)
+    proven: bool = True
+
+
+def finish(started: Started, ended: Ended, writer: Writer) -> Finished:
+    """End what is left, record `task.exited` (and `run.ended` of the main task), remove the boxes.
+
+    Nothing here can be interrupted: the launcher's signals stay blocked. Never raises for a record that can't
+    be written: that is a warning.
+    """
+    target = _target(started)
+    order = _standing(started)
+    if ended.timed_out or ended.hung_up:
+        finished = _end_by_us(started, ended, target)
+    elif order.word == "STOP":
+        finished = _ended_by_order(started, ended, target)
+    else:
+        finished = _ended_by_itself(started, ended, target)
+    _record(started, finished, order, writer)
+    if finished.proven and not _kept(started):
+        _remove(started, target)
+    return finished
+
+
+def _target(started: Started) -> Target:
+    """Main's end is the run's; another task's end is its own box's."""
+    spec, run = started.spec, started.run
+    main = spec.new_run
+    order = run.control if main else run.task_order(spec.task_id)
+    task = None if main else spec.task_id
+    return Target(spec.run_id, task, order, [started.backend], _parent_path(started.box, main))
+
+
+def _parent_path(box: Box, main: bool) -> str | None:
+    return (os.path.dirname(box.cgroup) if main else box.cgroup) if box.cgroup else None
+
+
+def _standing(started: Started) -> Order:
+    """The stricter of the run's and the task's order."""
+    found = [orders.read_order(p) for p in (started.run.control, started.run.task_order(started.spec.task_id))]
+    return max(found, key=lambda order: orders.WORDS.index(order.word))
+
+
+def _kept(started: Started) -> bool:
+    return started.spec.on_exit == "leave"
+
+
+def _end_by_us(started: Started, ended: Ended, target: Target) -> Finished:
+    """Time-out and hang-up: order, SIGTERM, a while, kill."""
+    why = f"timeout of {started.spec.timeout:g}s" if ended.timed_out and started.spec.timeout else "terminal hung up"
+    stop = begin(target, why, _by())
+    terminate(target.boxes())
+    # The child is a zombie until it is reaped, which the kernel counts as empty, so the wait needs no help.
+    wait_empty(target, TERM)
+    kill(target, stop)
+    last = reap(started.pid, deadline=time.monotonic() + 1.0)
+    code = TIMED_OUT if ended.timed_out else 128 + signal.SIGHUP
+    outcome = "timeout" if ended.timed_out else "killed"
+    result = Ended(code, last.signal if last else None)
+    return Finished(result, outcome, stop.processes, stop.proof == "empty")
+
+
+def _ended_by_order(started: Started, ended: Ended, target: Target) -> Finished:
+    """A stop stands: leave it to whoever carries it out, and see that it was."""
+    found: list[Member] = []
+    proven = wait_empty(target, ENDING_BY_ITSELF_SECONDS) == "empty"
+    if not proven:
+        stop = kill(target, _silent_stop(started))
+        found, proven = stop.processes, stop.proof == "empty"
+    by_kill = ended.signal == signal.SIGKILL
+    if ended.code == 0:
+        # A run that was stopped never counts as one that succeeded, whatever its last words were.
+        ended = Ended(128 + signal.SIGTERM)
+    return Finished(ended, "killed" if by_kill else "stopped", found, proven)
+
+
+def _ended_by_itself(started: Started, ended: Ended, target: Target) -> Finished:
+    """The command came to its own end; what it left is ended and listed, unless it is to be kept."""
+    outcome = "exited" if ended.signal is None else "signaled"
+    if ended.signal == signal.SIGKILL and oom_kills_since(started) > 0:
+        outcome = "oom"
+    if _kept(started):
+        left = [m for backend, box in target.boxes() for m in backend.members(box, 1.0) or []]
+        return Finished(ended, outcome, left)
+    stop = begin(target, "the main command ended" if target.task_id is None else "the task's command ended", _by())
+    kill(target, stop)
+    return Finished(ended, outcome, stop.processes, stop.proof == "empty")
+
+
+def _silent_stop(started: Started) -> Stop:
+    return Stop(started.spec.run_id, started.spec.task_id, "completing a stop", _by())
+
+
+def _record(started: Started, finished: Finished, order: Order, writer: Writer) -> None:
+    task = started.spec.task_id
+    ended = finished.ended
+    try:
+        writer.append(
+            "task.exited",
+            task_id=task,
+            sync=True,
+            code=ended.code,
+            signal=ended.signal,
+            outcome=finished.outcome,
+            asked_by=order.by if finished.outcome in ("killed", "stopped") else None,
+            reason=order.reason if finished.outcome in ("killed", "stopped") else None,
+            leftovers=[m.as_dict() for m in finished.leftovers],
+            proven=finished.proven,
+        )
+        if started.spec.new_run:
+            writer.append("run.ended", sync=True, code=ended.code, outcome=finished.outcome)
+    except AgentboxError as error:
+        warn(f"the end of run {started.spec.run_id} is not recorded: {error}")
+
+
+def _remove(started: Started, target: Target) -> None:
+    started.backend.destroy(started.box)
+    for backend, box in target.boxes():
+        backend.destroy(box)
+
+
+def report_leftovers(finished: Finished, on_exit: str) -> None:
+    """A line a process on stderr: what outlived the command and was ended (or kept)."""
+    for member in finished.leftovers:
+        what = " ".join(member.argv or [member.comm or "?"])[:120]
+        warn(f"{'kept' if on_exit == 'leave' else 'ended'} what the command left: pid {member.pid} {what!r}")
+    if not finished.proven:
+        warn("some of it could not be proven dead; see `agentbox reconcile`")
+
+
+def refused_code(error: AgentboxError) -> int:
+    return error.code if error.code in (REFUSED, 126, 127) and error.code else AGENTBOX_FAILED
+
+
+def warn(text: str) -> None:
+    """One line on stderr, if there is one that takes it."""
+    try:
+        sys.stderr.write(f"agentbox: {' '.join(text.split())}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass
+
+
+def _by() -> str:
+    return f"launcher pid {os.getpid()} uid {os.getuid()}"

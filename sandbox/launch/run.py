@@ -1,0 +1,148 @@
+"""The launcher: make the run, start its task, wait for it as if nobody stood between, finish.
+
+The same few steps serve `run` and `spawn`, in the foreground and detached.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from sandbox.boxes.base import LAUNCHER_SUFFIX, Backend, BoxSpec
+from sandbox.boxes.registry import choose
+from sandbox.boxes.where import own_box
+from sandbox.control import orders
+from sandbox.errors import NOT_EXECUTABLE, NOT_FOUND, AgentboxError, Refused
+from sandbox.kernel.spawn import Step, find_command
+from sandbox.launch.environment import environment
+from sandbox.launch.finish import finish, refused_code, report_leftovers, warn
+from sandbox.launch.signals import Dispositions
+from sandbox.launch.spec import LaunchSpec
+from sandbox.launch.start import Started, start
+from sandbox.launch.supervise import Ended, supervise
+from sandbox.launch.terminal import Terminal
+from sandbox.manifest.home import Home, RunDir
+from sandbox.manifest.record import whoami
+from sandbox.manifest.writer import Writer
+
+
+def launch(
+    spec: LaunchSpec,
+    home: Home,
+    dispositions: Dispositions,
+    steps: list[Step],
+    announce: Callable[[LaunchSpec, Backend], None],
+) -> Ended:
+    """Start the task and wait for its end. Raises Refused or AgentboxError, with nothing left of the task.
+
+    `announce` is called once it runs. `steps` are done by the child before its exec.
+    """
+    terminal = Terminal.save()
+    dispositions.block()
+    run, writer, backend = prepare(spec, home)
+    try:
+        leave_own_task(spec, home, run, backend)
+        started = start(spec, home, run, writer, backend, steps, ("signals", dispositions.restore))
+    except AgentboxError as error:
+        _record_no_start(spec, writer, error)
+        raise
+    announce(spec, backend)
+    return _wait(started, writer, dispositions, terminal)
+
+
+def prepare(spec: LaunchSpec, home: Home) -> tuple[RunDir, Writer, Backend]:
+    """Check what can be checked before anything is made, then make (or open) the run.
+
+    Raises Refused, or AgentboxError with the exit code.
+    """
+    if why := orders.emergency_stop(home.emergency_stop):
+        raise Refused(why, fix="lift it with `agentbox estop --lift` from outside of any box")
+    run = home.run_dir(spec.run_id)
+    if not spec.image:
+        _check_command(spec, run)
+    backend = choose(spec.backend, home.path, spec.image)
+    if spec.new_run:
+        home.ensure()
+        run.create()
+    own = own_box()
+    writer = Writer(run.manifest, spec.run_id, by=whoami(inside=own is not None))
+    if spec.new_run:
+        orders.write_order(run.control, "RUN", reason="created", by=f"uid {os.getuid()}")
+        _record_created(spec, writer, backend, own.run_id if own else None)
+    claim_task(run, spec.task_id)
+    return run, writer, backend
+
+
+def leave_own_task(spec: LaunchSpec, home: Home, run: RunDir, backend: Backend) -> None:
+    """A launcher that an agent left in the background moves into a box of its own, beside the task's.
+
+    In the box of the task that asked for it, it would end with that task and leave its own unwatched. It stays
+    in the run, so a stop of the run ends it too.
+    """
+    own = own_box()
+    if spec.new_run or not spec.detach or own is None or own.run_id != spec.run_id:
+        return
+    box, _ = backend.create(BoxSpec(home.path, spec.run_id, f"{spec.task_id}{LAUNCHER_SUFFIX}", run.path))
+    backend.adopt(box, os.getpid())
+
+
+def claim_task(run: RunDir, task_id: str) -> None:
+    """Take a task's id: its order file is made by one caller alone. Raises AgentboxError if it is taken."""
+    path = run.task_order(task_id)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        orders.write_order(path, "RUN", reason="created", by=f"uid {os.getuid()}")
+    except FileExistsError:
+        raise AgentboxError(f"task id {task_id} is taken in run {run.run_id}", fix="choose another --task") from None
+    except OSError as error:
+        raise AgentboxError(f"{path} cannot be written: {error.strerror}", fix="see `agentbox doctor`") from None
+
+
+def _check_command(spec: LaunchSpec, run: RunDir) -> None:
+    """Tell a command that does not exist before a run is made for it."""
+    number = find_command(spec.argv[0], environment(spec, run))
+    name = os.fsdecode(spec.argv[0])
+    if number == 0:
+        return
+    if number in (2, 20):
+        raise AgentboxError(f"command {name!r} not found", fix="check its name and PATH", code=NOT_FOUND)
+    raise AgentboxError(f"{name!r} is not executable: {os.strerror(number)}", fix="chmod +x it", code=NOT_EXECUTABLE)
+
+
+def _record_created(spec: LaunchSpec, writer: Writer, backend: Backend, parent_run: str | None) -> None:
+    from sandbox import __version__
+
+    writer.append(
+        "run.created",
+        argv=spec.shown_argv,
+        cwd=spec.cwd,
+        backend=backend.name,
+        labels=dict(spec.labels),
+        parent_run=parent_run,
+        main_task=spec.task_id,
+        detached=spec.detach,
+        on_exit=spec.on_exit,
+        timeout=spec.timeout,
+        limits=spec.limits.asked(),
+        version=__version__,
+    )
+
+
+def _record_no_start(spec: LaunchSpec, writer: Writer, error: AgentboxError) -> None:
+    if not spec.new_run:
+        return
+    try:
+        writer.append("run.ended", sync=True, code=refused_code(error), outcome="not started")
+    except AgentboxError as unrecorded:
+        warn(str(unrecorded))
+
+
+def _wait(started: Started, writer: Writer, dispositions: Dispositions, terminal: Terminal) -> Ended:
+    spec = started.spec
+    deadline = time.monotonic() + spec.timeout if spec.timeout else None
+    ended = supervise(started.pid, dispositions=dispositions, deadline=deadline, terminal=terminal)
+    finished = finish(started, ended, writer)
+    terminal.restore(killed=finished.outcome not in ("exited", "signaled"))
+    report_leftovers(finished, spec.on_exit)
+    return finished.ended

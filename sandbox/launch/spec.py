@@ -1,0 +1,41 @@
+"""What is to be launched: one task of a new run or of one that exists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox.boxes.base import Limits
+
+MAIN = "main"
+"""The agent's own task, if it is given no other id."""
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """`timeout` in seconds. `env`: what `--env` adds. `cwd`: None where the working directory was deleted.
+
+    `new_run`: make the run, whose main task this is; otherwise the task joins it. `on_exit`: `kill` ends what
+    is left when the command has ended, `leave` keeps it.
+    """
+
+    run_id: str
+    task_id: str
+    argv: Sequence[bytes]
+    new_run: bool = True
+    backend: str = "auto"
+    image: str | None = None
+    detach: bool = False
+    env: Mapping[bytes, bytes] = field(default_factory=dict)
+    cwd: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    timeout: float | None = None
+    on_exit: str = "kill"
+    container: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shown_argv(self) -> list[str]:
+        """The command for the record; bytes that are no UTF-8 as surrogates (PEP 383)."""
+        return [word.decode("utf-8", "surrogateescape") for word in self.argv]

@@ -1,0 +1,264 @@
+"""The pytest side of the beds: a test is written once and says where it runs.
+
+    @pytest.mark.bed("nspawn")            there only
+    @pytest.mark.bed("host", "nspawn")    once in each, as test_x[host] and test_x[nspawn]
+    pytest.param(..., marks=pytest.mark.bed("vm"))   a parameter's mark wins over the function's
+
+Items of another bed are collected here, run in one pytest inside the bed, and their reports are replayed
+here, each as an ordinary test. A bed that cannot be had skips its items with the reason, and fails them where
+CI=true.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.beds.base import CI, Bed, Job, Running
+from tests.beds.dockerd import Host
+from tests.beds.nspawn import Nspawn
+from tests.beds.vm import VmBed
+
+HOST = "host"
+BEDS: dict[str, Bed] = {
+    bed.name: bed
+    for bed in (Host("dockerd"), Nspawn("nspawn"), Nspawn("nspawn-user", user="dev"), VmBed("vm"))
+}
+INSIDE_HOST = (HOST, "dockerd")  # these run in the host's own pytest
+SILENCE = 600.0  # seconds without a report after which a bed counts as hung: a boot or the longest test
+
+_MARKERS = (
+    "bed(name, ...): where the test runs: host (default), dockerd, nspawn, nspawn-user, vm",
+    "may_skip(why): the test may skip where CI=true, too",
+    "full(why): runs only with --full",
+)
+bed_key = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("beds")
+    group.addoption("--bed", default=HOST, help="the bed that this pytest itself runs in (set by the beds)")
+    group.addoption("--only-bed", action="append", default=[], help="only the tests of this bed")
+    group.addoption("--full", action="store_true", help="also the tests marked full")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", marker)
+    if config.getoption("--bed") == HOST:
+        config.pluginmanager.register(Replayer(config), "bed-replayer")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A mark that names several beds makes one test of each."""
+    mark = metafunc.definition.get_closest_marker("bed")
+    if mark is None or len(mark.args) < 2:
+        return
+    if "bed" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("bed")
+    params = [pytest.param(name, marks=pytest.mark.bed(name), id=name) for name in mark.args]
+    metafunc.parametrize("bed", params, indirect=True)
+
+
+@pytest.fixture
+def bed(request: pytest.FixtureRequest) -> str:
+    """The name of the bed that the test runs in."""
+    return bed_of(request.node)
+
+
+def bed_of(item: pytest.Item) -> str:
+    """The bed that `item` is marked for."""
+    callspec = getattr(item, "callspec", None)
+    marks = [mark for mark in getattr(callspec, "marks", []) if mark.name == "bed"]
+    mark = marks[-1] if marks else item.get_closest_marker("bed")
+    if mark is None:
+        return HOST
+    name = str(mark.args[0])
+    if name != HOST and name not in BEDS:
+        raise pytest.UsageError(f"{item.nodeid}: no bed {name!r}; there are {HOST}, {', '.join(BEDS)}")
+    return name
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what was not asked for; the host's tests come first, then bed by bed."""
+    only = config.getoption("--only-bed")
+    here = config.getoption("--bed")
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        name = item.stash[bed_key] = bed_of(item)
+        full = config.getoption("--full") or item.get_closest_marker("full") is None
+        wanted = name == here if here != HOST else not only or name in only
+        (kept if full and wanted else left).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+    order = [HOST, *BEDS]
+    items[:] = sorted(kept, key=lambda item: order.index(item.stash[bed_key]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Where CI=true a skip is a failure: a test that did not run proves nothing."""
+    report: Any = yield
+    skipped = report.skipped and not hasattr(report, "wasxfail")
+    if CI and skipped and item.get_closest_marker("may_skip") is None:
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"skipped where CI=true, and not marked may_skip: {why}"
+    return report  # type: ignore[no-any-return]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """The same for a module that skips itself."""
+    report: Any = yield
+    if CI and report.outcome == "skipped":
+        report.outcome = "failed"
+        report.longrepr = f"skipped where CI=true: {report.longrepr[2]}"
+    return report  # type: ignore[no-any-return]
+
+
+class Replayer:
+    """On the host: runs each bed once, when its first item comes up, and replays its reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.runs: dict[str, BedRun] = {}
+        self.items: dict[str, list[str]] = defaultdict(list)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for item in session.items:
+            self.items[item.stash[bed_key]].append(item.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        name = item.stash[bed_key]
+        if name in INSIDE_HOST:
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._reports(item, name):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if self.items[name][-1] == item.nodeid:
+            self.runs[name].stop()
+        return True
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A bed within the host's own pytest that cannot be had."""
+        bed = BEDS.get(item.stash[bed_key])
+        why = bed.missing() if bed else None
+        if why and bed:
+            pytest.skip(f"bed {bed.name}: {why}")
+
+    def pytest_sessionfinish(self) -> None:
+        for run in self.runs.values():
+            run.stop()
+
+    def _reports(self, item: pytest.Item, name: str) -> list[pytest.TestReport]:
+        if name not in self.runs:
+            job = Job(name, self.items[name], self._options(), {"CI": "true"} if CI else {})
+            self.runs[name] = BedRun(BEDS[name], job)
+        run = self.runs[name]
+        if run.missing:
+            return [_report(item, "failed" if CI else "skipped", f"bed {name}: {run.missing}")]
+        lines, error = run.of(item.nodeid)
+        read = self.config.hook.pytest_report_from_serializable
+        reports = [read(config=self.config, data=line) for line in lines]
+        if error:
+            reports.append(_report(item, "failed", f"bed {name}: {error}\n\n{run.log()}"))
+        return reports
+
+    def _options(self) -> list[str]:
+        options = ["--full"] if self.config.getoption("--full") else []
+        if self.config.getoption("maxfail"):
+            options.append(f"--maxfail={self.config.getoption('maxfail')}")
+        return options
+
+
+def _report(item: pytest.Item, outcome: Any, text: str) -> pytest.TestReport:
+    path, line, _ = item.location
+    longrepr: Any = text if outcome == "failed" else (path, (line or 0) + 1, text)
+    return pytest.TestReport(item.nodeid, item.location, {}, outcome, longrepr, "setup")
+
+
+class BedRun:
+    """One bed's one boot; its report lines, read while they are written."""
+
+    def __init__(self, bed: Bed, job: Job) -> None:
+        self.missing = bed.missing()
+        self.failed = ""
+        self.running: Running | None = None
+        self.lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.finished: set[str] = set()
+        self.collect_errors = ""
+        self.ended = False
+        self.offset = 0
+        self._log = ""
+        if not self.missing:
+            try:
+                self.running = bed.start(job)
+            except Exception as error:
+                self.failed = f"could not be started: {error}"
+
+    def of(self, nodeid: str) -> tuple[list[dict[str, Any]], str]:
+        """The serialized reports of one item and "", or what came of them and what went wrong."""
+        last = time.monotonic()
+        while not self.failed and nodeid not in self.finished and not self.ended:
+            alive = self.running is not None and self.running.alive()
+            if self._read():
+                last = time.monotonic()
+            elif not alive:
+                self.failed = "it ended before its tests were through"
+            elif time.monotonic() - last > SILENCE:
+                self.failed = f"no report for {SILENCE:g} s"
+            else:
+                time.sleep(0.05)
+        if self.failed:
+            self.stop()
+        if nodeid in self.finished:
+            return self.lines[nodeid], ""
+        why = self.failed or "the pytest inside ended without running this test"
+        return self.lines[nodeid], f"{why}\n{self.collect_errors}".rstrip()
+
+    def _read(self) -> bool:
+        """Take the whole lines that came since; False if none did."""
+        assert self.running is not None
+        try:
+            with open(self.running.reports, "rb") as file:
+                file.seek(self.offset)
+                data = file.read()
+        except FileNotFoundError:
+            return False
+        whole = data[: data.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        for line in whole.splitlines():
+            self._take(json.loads(line))
+        return bool(whole)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "report" in line:
+            self.lines[line["report"]["nodeid"]].append(line["report"])
+        elif "finish" in line:
+            self.finished.add(line["finish"])
+        elif "collect" in line:
+            self.collect_errors += f"{line['collect']}: {line['text']}\n"
+        elif "end" in line:
+            self.ended = True
+
+    def log(self) -> str:
+        """The end of what the bed printed."""
+        return self.running.log() if self.running and not self._log else self._log
+
+    def stop(self) -> None:
+        """End the bed, its log kept."""
+        if self.running is not None:
+            self._log = self.log()
+            self.running.stop()
+            self.running = None

@@ -1,0 +1,239 @@
+"""The leak gate: what was not there before a test must not be there after it.
+
+Looks at the kernel, not at what the project believes: cgroups and transient units named agentbox*, processes
+that carry the test's mark in their environment, mounts, containers labelled agentbox.run, worktrees of the
+project's own repository. What is left fails the test and is then ended, but only what is proven to be the
+test's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.beds import space
+from tests.beds.base import TREE
+from tests.beds.dockerd import Engine
+
+PATIENCE = 5.0  # seconds for what is on its way out: a reaped scope, a container being removed
+KEPT = ("agentbox", "agentbox.slice")  # the parent of all runs may stay, empty
+LABEL = "agentbox.run"
+
+
+@dataclass
+class State:
+    """What is there: sets of names, comparable."""
+
+    cgroups: set[str] = field(default_factory=set)
+    units: set[str] = field(default_factory=set)
+    processes: set[str] = field(default_factory=set)
+    mounts: set[str] = field(default_factory=set)
+    containers: set[str] = field(default_factory=set)
+    worktrees: set[str] = field(default_factory=set)
+
+    def beyond(self, before: State) -> State:
+        """What is here and was not there `before`."""
+        return State(**{name: mine - getattr(before, name) for name, mine in vars(self).items()})
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def __str__(self) -> str:
+        return "; ".join(f"{kind}: {name}" for kind, names in vars(self).items() for name in sorted(names))
+
+
+class Session:
+    """A test session's marks, and whether it is alone on the machine.
+
+    While another session runs, an unmarked cgroup may be that one's: then only what carries our mark is ours.
+    """
+
+    def __init__(self, own_machine: bool) -> None:
+        self.mark = uuid.uuid4().hex
+        self.own_machine = own_machine
+        path = Path(tempfile.gettempdir()) / f"agentbox-tests-{os.geteuid()}.lock"
+        self.lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(self.lock, fcntl.LOCK_SH)
+
+    def alone(self) -> bool:
+        """Whether no other session of this user holds the lock."""
+        if self.own_machine:
+            return True
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            fcntl.flock(self.lock, fcntl.LOCK_SH)  # a failed conversion drops the lock held, flock(2)
+            return False
+        fcntl.flock(self.lock, fcntl.LOCK_SH)
+        return True
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        os.close(self.lock)
+
+
+class Gate:
+    """One test's gate: made before it, `leaks` asked after it."""
+
+    def __init__(self, session: Session, engine: Callable[[], Engine | None]) -> None:
+        self.session = session
+        self.engine = engine
+        self.before = self._look()
+
+    def leaks(self) -> str:
+        """What the test left, after waiting for it to vanish and before ending it; "" if nothing."""
+        deadline = time.monotonic() + PATIENCE
+        while left := self._left():
+            if time.monotonic() > deadline:
+                text = str(left)
+                self._end(left)
+                return text
+            time.sleep(0.02)
+        return ""
+
+    def _left(self) -> State:
+        left = self._look().beyond(self.before)
+        if left.cgroups and not self.session.alone():
+            left.cgroups = {path for path in left.cgroups if self._is_ours(Path(path))}
+        return left
+
+    def _look(self) -> State:
+        engine, mount = self.engine(), space.cgroup2_mount()
+        return State(
+            cgroups=_cgroups(mount) if mount else set(),
+            units=_units(),
+            processes=_processes(self.session.mark),
+            mounts=_mounts(everywhere=self.session.own_machine),
+            containers=_containers(engine) if engine else set(),
+            worktrees=_names(TREE / ".git" / "worktrees"),
+        )
+
+    def _is_ours(self, cgroup: Path) -> bool:
+        return any(_marked(pid, self.session.mark) for pid in space.members(cgroup))
+
+    def _end(self, left: State) -> None:
+        for name in left.processes:
+            _kill(int(name.split()[0]), self.session.mark)
+        for path in map(Path, sorted(left.cgroups)):
+            if self.session.own_machine or self._is_ours(path) or not space.populated(path):
+                space.end_tree(path)
+        for name in left.mounts:
+            _unmount(name)
+        engine = self.engine()
+        for name in left.containers if engine else ():
+            assert engine is not None
+            engine.remove(name.split()[0])
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return set()
+
+
+def _cgroups(mount: Path) -> set[str]:
+    """The cgroups named agentbox* and all below them, but for an empty KEPT one; not the beds' own."""
+    found = set()
+    for where, names, _ in os.walk(mount):
+        names[:] = [name for name in names if not name.startswith(space.PREFIX + ".")]
+        inside = "/agentbox" in where[len(str(mount)) :]
+        for name in names:
+            path = os.path.join(where, name)
+            if inside or (name.startswith("agentbox") and (name not in KEPT or space.populated(Path(path)))):
+                found.add(path)
+    return found
+
+
+def _units() -> set[str]:
+    """Transient units of the managers that we see; a failed one keeps its file until it is collected."""
+    folders = ["/run/systemd/transient"]
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        folders.append(f"{runtime}/systemd/transient")
+    names = {name for folder in folders for name in _names(Path(folder))}
+    return {name for name in names if name.startswith("agentbox-")}
+
+
+def _marked(pid: int, mark: str) -> bool:
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return f"{space.MARK}={mark}".encode() in environ
+
+
+def _in_bed(pid: int) -> bool:
+    """Whether the process belongs to a bed, which lasts longer than a test."""
+    try:
+        return f":/{space.PREFIX}." in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False
+
+
+def _children() -> set[int]:
+    """Our own children: one that has not exec'd shows our environment as it was at our start."""
+    found: set[int] = set()
+    for thread in _names(Path("/proc/self/task")):
+        with contextlib.suppress(OSError):
+            found |= {int(pid) for pid in Path(f"/proc/self/task/{thread}/children").read_text().split()}
+    return found
+
+
+def _processes(mark: str) -> set[str]:
+    """`PID argv` of the live processes that carry the mark or are our children; a zombie has no argv."""
+    found = set()
+    marked = {int(name) for name in os.listdir("/proc") if name.isdigit() and _marked(int(name), mark)}
+    for pid in (marked | _children()) - {os.getpid()}:
+        with contextlib.suppress(OSError):
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            if any(argv) and not _in_bed(pid):
+                found.add(f"{pid} {' '.join(argv).strip()}")
+    return found
+
+
+def _kill(pid: int, mark: str) -> None:
+    """SIGKILL the very process that is marked (or our child), not one that got its number meanwhile."""
+    with contextlib.suppress(OSError):
+        fd = os.pidfd_open(pid)
+        try:
+            if _marked(pid, mark) or pid in _children():
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        finally:
+            os.close(fd)
+
+
+def _mounts(everywhere: bool) -> set[str]:
+    """`ROOT MOUNTPOINT` of each mount, or only of those where a test may make one.
+
+    A user's runtime directory comes and goes with logins, not with tests.
+    """
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        mounts = {" ".join(line.split(" ")[3:5]) for line in lines}
+    return {name for name in mounts if _is_test_path(name.split(" ")[1], everywhere)}
+
+
+def _is_test_path(path: str, everywhere: bool) -> bool:
+    if everywhere:
+        return not path.startswith(("/run/user/", "/run/credentials/"))
+    return path.startswith((tempfile.gettempdir() + "/", str(TREE), "/sys/fs/cgroup/")) or "agentbox" in path
+
+
+def _unmount(name: str) -> None:
+    target = name.split(" ")[1].encode().decode("unicode_escape")
+    subprocess.run(["umount", "-l", target], check=False, capture_output=True)
+
+
+def _containers(engine: Engine) -> set[str]:
+    try:
+        return {f"{c['Id']} {c['State']} {c['Labels'].get(LABEL)}" for c in engine.containers(LABEL)}
+    except OSError:  # a test has stopped the engine
+        return set()

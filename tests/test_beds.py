@@ -1,0 +1,150 @@
+"""The beds themselves: each is the machine that it says it is, and a failure inside is a failure here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.beds import space
+from tests.beds.base import TREE
+from tests.beds.dockerd import IMAGE, Dockerd
+from tests.beds.vm import Vm
+from tests.support import is_alive, wait_for
+
+
+def own_cgroup() -> str:
+    """The v2 line of /proc/self/cgroup, cgroups(7)."""
+    return Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
+
+
+def output(*argv: str) -> str:
+    """What a command that must work prints."""
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.bed("nspawn", "vm")
+def test_systemd_is_pid_1_and_we_are_root_in_a_unit(bed: str) -> None:
+    assert Path("/proc/1/comm").read_text().strip() == "systemd"
+    assert os.geteuid() == 0
+    assert own_cgroup() == "/system.slice/testbed.service"
+    assert space.cgroup2_mount() == Path("/sys/fs/cgroup")
+    assert ".scope" in output("systemd-run", "--scope", "--quiet", "--collect", "cat", "/proc/self/cgroup")
+
+
+@pytest.mark.bed("nspawn-user")
+def test_plain_user_has_a_manager_of_their_own() -> None:
+    assert os.geteuid() != 0
+    scope = output("systemd-run", "--user", "--scope", "--quiet", "--collect", "cat", "/proc/self/cgroup")
+    assert f"user@{os.geteuid()}.service" in scope
+    assert os.access(os.environ["XDG_RUNTIME_DIR"], os.W_OK)
+
+
+@pytest.mark.bed("nspawn", "nspawn-user")
+def test_what_a_bed_has(bed: str) -> None:
+    path = os.environ["PATH"] + ":/usr/sbin"
+    for tool in ("agentbox", "git", "strace", "tmux", "jq", "crontab", "at", "bwrap", "dockerd"):
+        assert shutil.which(tool, path=path), tool
+    without_help = [sys.executable, "-c", "import sandbox, pytest, psutil, pystemd, docker"]
+    subprocess.run(without_help, env={}, cwd="/", check=True)
+
+
+@pytest.mark.bed("vm")
+def test_vm_has_all_controllers_and_its_own_kernel() -> None:
+    controllers = Path("/sys/fs/cgroup/cgroup.controllers").read_text().split()
+    assert {"memory", "pids", "cpu", "io"} <= set(controllers)
+    assert " - cgroup " not in Path("/proc/self/mountinfo").read_text()
+
+
+@pytest.mark.bed("vm")
+def test_vm_runs_docker_with_the_systemd_driver() -> None:
+    subprocess.run(["systemctl", "start", "docker.service"], check=True)
+    try:
+        assert output("docker", "info", "-f", "{{.CgroupDriver}}").strip() == "systemd"
+    finally:
+        subprocess.run(["systemctl", "stop", "docker.service", "docker.socket"], check=True)
+
+
+@pytest.mark.bed("dockerd")
+def test_container_runs_and_its_cgroup_is_seen_from_outside(dockerd: Dockerd) -> None:
+    name = output("docker", "run", "-d", "--rm", IMAGE, "sleep", "900").strip()
+    (pid,) = space.members(dockerd.mount / "docker" / name)
+    assert is_alive(pid)
+    output("docker", "kill", name)
+    wait_for(lambda: not is_alive(pid))
+    wait_for(lambda: not dockerd.engine.containers())
+
+
+@pytest.mark.bed("dockerd")
+def test_engine_that_was_killed_comes_back(dockerd: Dockerd) -> None:
+    before = dockerd.pid
+    dockerd.kill()
+    assert dockerd.pid is None
+    dockerd.start()
+    assert dockerd.pid not in (None, before)
+    assert dockerd.engine.containers() == []
+
+
+@pytest.mark.bed("dockerd")
+def test_engine_leaves_nothing() -> None:
+    mount = space.cgroup2_mount()
+    assert mount is not None
+    before, mounts = set(space.tree(mount)), Path("/proc/self/mountinfo").read_text()
+    daemon = Dockerd()
+    daemon.engine.ask("GET", "/info")
+    output("docker", "--host", daemon.host, "run", "-d", IMAGE, "sleep", "900")
+    daemon.kill()
+    daemon.start()
+    daemon.remove()
+    assert set(space.tree(mount)) == before
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert not daemon.folder.exists()
+
+
+@pytest.mark.full("boots two more machines")
+def test_disk_of_a_vm_lasts_over_a_power_cut() -> None:
+    with Vm() as vm:
+        first = vm.boot("echo kept > /root/kept; sync; echo READY; sleep 900\n", cut_on="READY")
+        assert first.cut
+        assert vm.boot("cat /root/kept\n").text == "kept\n"
+
+
+def faulty(tmp_path: Path, *args: str, ci: str) -> dict[str, str]:
+    """Run tests/beds/faulty.py as a session of its own; its summary as {"error test_name": line}."""
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--color=no"]
+    argv += [f"--basetemp={tmp_path}/inner", *args, "tests/beds/faulty.py"]
+    env = {**os.environ, "CI": ci, "COLUMNS": "300"}
+    done = subprocess.run(argv, cwd=TREE, env=env, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    result = {"output": done.stdout}
+    for line in done.stdout.partition("short test summary info")[2].splitlines():
+        kind, _, rest = line.partition(" ")
+        if "::" in rest:
+            result[f"{kind.lower()} {rest.partition('::')[2].partition(' ')[0]}"] = rest
+    return result
+
+
+@pytest.mark.bed("dockerd")  # so that it needs root, as its own bed does
+def test_what_goes_wrong_in_a_bed_is_seen_outside(tmp_path: Path) -> None:
+    seen = faulty(tmp_path, "--only-bed=nspawn", ci="true")
+    assert "passed test_passes_inside" in seen
+    assert "failed test_fails_inside" in seen
+    assert "wrong on purpose" in seen["output"]
+    assert "sleep 901" in seen["error test_leaks_a_process_inside"]
+    assert "error test_skips_inside" in seen or "failed test_skips_inside" in seen
+    assert "passed test_skips_inside" not in seen
+    assert "ended before its tests were through" in seen["output"]
+    assert "error test_ends_its_bed" in seen
+    assert "error test_comes_after_the_end" in seen
+
+
+def test_leak_on_the_host_fails_the_test_and_is_ended(tmp_path: Path) -> None:
+    seen = faulty(tmp_path, "--only-bed=host", ci="false")
+    assert "sleep 902" in seen["error test_leaks_a_process"]
+    assert "passed test_after_the_leak" in seen
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert b"sleep\0902\0" not in lines
