@@ -13,12 +13,12 @@ import json
 import os
 import select
 import signal
-import sys
+import stat
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from sandbox.boxes.base import BoxSpec, Command, Unavailable
 from sandbox.boxes.docker_engine import ACT_SECONDS, ASK_SECONDS, Container, Engine, Facts, NotThere, Rejected
@@ -43,7 +43,10 @@ FORWARDED = frozenset(
 )
 LOST_SECONDS = 30.0
 """How long an engine may be silent, with the container's cgroup empty, before the exit status is given up."""
-_ENDS = frozenset(int(s) for s in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
+_ENDS = frozenset(
+    int(s) for s in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM)
+)
+"""Signals whose default action ends a process without a core file (signal(7))."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +132,12 @@ class _Client:
     def __init__(self, plan: Plan, words: int) -> None:
         self.plan = plan
         self.words = words
-        self.forwarded: set[int] = set()
-        self.stopping = threading.Event()
 
     # before the barrier
 
     def prepare(self) -> None:
         """Make the container and attach to it. Raises OSError after the reason was sent."""
+        _close_inherited()
         try:
             self.engine = Engine(ASK_SECONDS)
             self.stdio = self._look_at_stdio()
@@ -286,7 +288,6 @@ class _Client:
                 elif number == signal.SIGTSTP:
                     self._hold(engine)
                 else:
-                    self.forwarded.add(number)
                     self._send(engine, number)
 
     def _send(self, engine: Engine, number: int) -> None:
@@ -317,16 +318,23 @@ class _Client:
             os.write(2, f"agentbox: {text}\n".encode("utf-8", "replace"))
 
     def _end(self, code: int) -> NoReturn:
-        """Exit with `code`, or by the signal that ended the container where it came through this process."""
+        """Exit with `code`; by signal N for 128+N, as the command itself would have ended."""
         number = code - 128
-        if number in self.forwarded and number in _ENDS - {signal.SIGQUIT}:
-            with contextlib.suppress(BaseException):
-                signal.signal(number, signal.SIG_DFL)
+        if number in _ENDS:
+            with contextlib.suppress(OSError, ValueError):
+                if number != signal.SIGKILL:
+                    signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
         os._exit(code)
+
+
+def _close_inherited() -> None:
+    """Close the launcher's files, among them its lock on the manifest: no exec does it here. Pipes stay."""
+    for fd in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):
+            if fd > 2 and not stat.S_ISFIFO(os.fstat(fd).st_mode):
+                os.close(fd)
 
 
 def _is_open(fd: int) -> bool:

@@ -83,6 +83,16 @@ class Container:
         """Nothing of it runs and nothing is on its way."""
         return not (self.running or self.paused or self.restarting) and self.status not in ("removing", "stopping")
 
+    @property
+    def ended(self) -> bool:
+        """It ran, and does no more."""
+        return self.down and not self.never_started
+
+    @property
+    def stays_down(self) -> bool:
+        """The engine has no reason to start it again."""
+        return self.policy in ("", "no")
+
 
 def container(answer: Mapping[str, Any]) -> Container:
     """Read an inspect answer; fields that an engine leaves out count as their neutral value."""
@@ -204,7 +214,7 @@ def address() -> dict[str, Any]:
     try:
         found = kwargs_from_env()
         if not found.get("base_url"):
-            context = getattr(ContextAPI, "kwargs_from_context", dict)()
+            context: dict[str, Any] = getattr(ContextAPI, "kwargs_from_context", dict)()
             found = {**context, **found}
     except Exception as error:
         raise Unavailable(f"the docker configuration cannot be read: {error}", fix="set DOCKER_HOST") from None

@@ -17,11 +17,23 @@ from sandbox.boxes.docker_engine import CGROUP, HOME, HOST, RUN, TASK, Facts
 from sandbox.errors import AgentboxError
 
 KEYS = frozenset(
-    ["image", "mounts", "network", "read_only", "caps", "env", "user", "tty", "interactive", "workdir", "cwd", "mount_cwd", "docker_sock"]
+    {
+        "image",  # a name or id that the engine has
+        "mounts",  # texts as --mount takes them
+        "network",  # none, bridge, host, or a network's name
+        "read_only",  # bool: the root file system
+        "caps",  # names of capabilities to keep
+        "env",  # names of variables to pass
+        "user",  # uid:gid, instead of the caller's own
+        "tty",  # bool; None: if stdin, stdout and stderr are terminals
+        "interactive",  # bool; None: unless stdin is closed
+        "workdir",  # path in the container, instead of the working folder
+        "cwd",  # the working folder, instead of the launcher's
+        "mount_cwd",  # bool, default true: mount the working folder at the same path
+        "docker_sock",  # bool: hand the engine's own socket in
+    }
 )
-"""The keys of BoxSpec.container. image: str. mounts: list of `--mount` texts. network: none, bridge, host or a
-network's name. read_only, docker_sock, mount_cwd (default true): bool. caps, env: list of names. user: `uid:gid`.
-tty, interactive: bool, or None to go by what the stdio is. workdir: path in the container. cwd: the working folder."""
+"""The keys of BoxSpec.container."""
 
 _RUN_NAMES = (b"RUN_ID", b"TASK_ID", b"AGENTBOX_RUN_ID", b"AGENTBOX_TASK_ID", b"AGENTBOX_CONTROL", b"AGENTBOX_BEAT")
 _BIND = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly"}
@@ -249,7 +261,10 @@ def common_git(folder: str) -> str | None:
 
 
 def parse_mount(text: str) -> dict[str, Any]:
-    """`type=bind,source=PATH,target=PATH[,readonly]` as docker's --mount, or `SOURCE:TARGET[:ro]`. Raises AgentboxError."""
+    """`type=bind,source=PATH,target=PATH[,readonly]` as docker's --mount, or `SOURCE:TARGET[:ro]`.
+
+    Raises AgentboxError.
+    """
     fields = _short(text) if "=" not in text else _long(text)
     kind = fields.get("type", "bind")
     target, source = fields.get("target", ""), fields.get("source", "")

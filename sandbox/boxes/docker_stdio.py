@@ -54,9 +54,7 @@ class Attached:
         with contextlib.suppress(Exception):
             self._response.close()
 
-    def pump(
-        self, output: Output, *, tty: bool, ended: Callable[[], bool | None], broken: Callable[[], None]
-    ) -> None:
+    def pump(self, output: Output, *, tty: bool, ended: Callable[[], bool | None], broken: Callable[[], None]) -> None:
         """Pass on all output until the stream ends. `ended`: see Output.put; `broken`: called once on EPIPE."""
         output.on_broken = broken
         while True:
@@ -230,4 +228,4 @@ def raw_terminal(wanted: bool) -> Iterator[None]:
     finally:
         if before is not None:
             with contextlib.suppress(termios.error):
-                termios.tcsetattr(0, termios.TCSADRAIN, before)
+                termios.tcsetattr(0, termios.TCSANOW, before)

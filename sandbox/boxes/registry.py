@@ -57,10 +57,10 @@ def choose(name: str, home: str, image: str | None = None) -> Backend:
 def _first_that_works(names: Iterable[str], home: str) -> Backend:
     reasons = []
     for name in names:
-        candidate = backend(name, home)
-        if name == "systemd" and not os.path.isdir("/run/systemd/system"):
+        if name == "systemd" and not os.path.isdir("/run/systemd/system"):  # sd_booted(3)
             reasons.append("systemd: not PID 1 here")
             continue
+        candidate = backend(name, home)
         try:
             candidate.probe()
         except Unavailable as error:

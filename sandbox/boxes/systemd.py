@@ -6,7 +6,6 @@ state is a hint. So the acting half is the cgroup backend's, and stopping needs 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
@@ -190,7 +189,8 @@ class SystemdBackend(CgroupBackend):
             boxes.append(parent)
             for scope in subdirectories(parent.cgroup or ""):
                 group = Cgroup(f"{parent.cgroup}/{scope}")
-                boxes.append(Box(self.name, scope, run_id or "", scope, group.path, group.inode(), host_name()))
+                task = task_of_scope(scope)
+                boxes.append(Box(self.name, scope, run_id or "", task, group.path, group.inode(), host_name()))
         return boxes
 
 
@@ -210,10 +210,18 @@ def run_of_slice(name: str) -> str | None:
     return name[len(PREFIX) : -len(".slice")].replace("\\x2d", "-")
 
 
+def task_of_scope(name: str) -> str:
+    """The task id of a scope of ours; the unit's own name where that holds a digest in its place."""
+    parts = name.removeprefix(PREFIX).removesuffix(".scope").split("-")
+    return parts[1].replace("\\x2d", "-") if len(parts) == 2 else name
+
+
 def scope_name(home: str, run_id: str, task_id: str) -> str:
     """Readable where it fits into a unit name, else with a digest in the place of the ids."""
     name = f"{PREFIX}{escape(run_id)}-{escape(task_id)}.scope"
     if len(name) <= UNIT_NAME_MAX:
         return name
+    import hashlib  # loads OpenSSL
+
     digest = hashlib.blake2b(f"{home}\0{run_id}\0{task_id}".encode(), digest_size=12).hexdigest()
     return f"{PREFIX}{digest}.scope"

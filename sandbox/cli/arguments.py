@@ -25,6 +25,11 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
+    @property
+    def takes_words(self) -> bool:
+        """Does it take words that are no options?"""
+        return any(not action.option_strings for action in self._actions)
+
     def error(self, message: str) -> NoReturn:
         raise AgentboxError(message, fix=f"see `{self.prog} --help`", code=USAGE)
 

@@ -50,16 +50,21 @@ def add_options(parser: Parser) -> None:
         help="end it after, such as 2h (exit 124)",
     )
     add("--on-exit", choices=["kill", "leave"], default="kill", help="what is left when the command ends")
-    add("command", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what to run")
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse; the command is what follows `--`, byte for byte, or the first word that is no option."""
+    """Parse; the command is what follows `--`, byte for byte.
+
+    Without a `--` it begins at the first word that is no option, if the verb takes no other words.
+    """
     before, command = split_command(argv)
+    if command is None and parser.takes_words:
+        if {"-h", "--help"}.isdisjoint(before):
+            raise AgentboxError("no command given", fix=f"{parser.prog} … -- COMMAND", code=USAGE)
+    elif command is None:
+        parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args(before)
     if command is not None:
-        if given.command:
-            raise AgentboxError(f"unexpected {given.command[0]!r} before --", fix=f"see `{parser.prog} --help`")
         given.command = command
     if not given.command:
         raise AgentboxError("no command given", fix=f"{parser.prog} … -- COMMAND", code=USAGE)

@@ -39,11 +39,13 @@ def _dispatch(verb: str, argv: list[str], dispositions: Dispositions) -> int:
     if verb in LAUNCHING:
         from sandbox.cli import run, spawn
 
-        return (run if verb == "run" else spawn).main(argv[1:], dispositions)
+        launching = run.main if verb == "run" else spawn.main
+        return launching(argv[1:], dispositions)
     if verb in STOPPING:
         from sandbox.cli import abort, kill
 
-        return (kill if verb == "kill" else abort).main(argv[1:])
+        stopping = kill.main if verb == "kill" else abort.main
+        return stopping(argv[1:])
     from sandbox.cli.app import main as app_main
 
     return app_main(argv)

@@ -45,6 +45,8 @@ def stop_runs(given: argparse.Namespace, act: Act) -> int:
     for stop in stops:
         for line in stop.warnings:
             warn(f"{stop.run_id}: {line}")
+        for member in stop.escapees:
+            warn(f"{stop.run_id}: carries the run's mark but lives outside of its boxes: {_line(member)}")
     return max((_code(stop) for stop in stops), key=_gravity, default=PROVEN_EMPTY)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from sandbox.boxes.registry import backend, local_backends
 from sandbox.boxes.where import own_box
 from sandbox.control import orders
+from sandbox.control.escapees import marked_processes
 from sandbox.control.status import launcher_alive, launcher_identity, load
 from sandbox.control.stop import Stop, begin
 from sandbox.control.targets import Target
@@ -39,6 +40,7 @@ def carry_out(home: Home, targets: list[Target], reason: str, act: Act) -> list[
     for target, stop in stops:
         act(target, stop)
     for target, stop in stops:
+        stop.escapees = marked_processes(target.run_id, target.task_id, home.run_dir(target.run_id).control)
         record(home, stop)
         _after(home, target, stop)
     return [stop for _, stop in stops]

@@ -48,6 +48,7 @@ class Stop:
     empty_at: str | None = None
     processes: list[Member] = field(default_factory=list)
     survivors: list[Member] = field(default_factory=list)
+    escapees: list[Member] = field(default_factory=list)
     rungs: list[Rung] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     already: bool = False
@@ -65,6 +66,7 @@ class Stop:
             "empty_at": self.empty_at,
             "processes": [m.as_dict() for m in self.processes],
             "survivors": [m.as_dict() for m in self.survivors],
+            "escapees": [m.as_dict() for m in self.escapees],
             "rungs": [vars(r) for r in self.rungs],
             "warnings": self.warnings,
             "from_inside": self.from_inside,

@@ -147,6 +147,7 @@ class _Wait:
         self.hang_up_at: float | None = None
         self.by_terminal: set[int] = set()
         self.stopped_by = 0  # the signal that holds the child, 0 while it runs, as last seen
+        self.followed = False  # the launcher has stopped with the child
         self.wants_terminal = False
 
     def run(self) -> Ended:
@@ -255,6 +256,8 @@ class _Wait:
             return
         self.wants_terminal = reads or (front == group != ours)
         if self._follows(group != ours):
+            # A stop that comes after the launcher goes on is a new one, also if it took back the SIGCONT between.
+            self.stopped_by, self.followed = 0, True
             _stop_self()
 
     def _held(self) -> int:
@@ -285,8 +288,8 @@ class _Wait:
         front = self.terminal.look()
         held = self._held() != 0
         self.on_event(Event("signal", int(signal.SIGCONT), sent=held))
-        if self.stopped_by:
-            self.stopped_by = 0  # a stop that is seen after this is a new one
+        if self.stopped_by or self.followed:
+            self.stopped_by, self.followed = 0, False
             self.on_event(Event("continued"))
         group = self._group()
         if held and group == os.getpgrp():

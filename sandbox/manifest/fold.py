@@ -121,12 +121,12 @@ def fold(records: Iterable[Record]) -> Run:
 
 
 def _key(record: Record) -> object:
-    """What a record and its repetition share, and no other record does."""
+    """What a record and its repetition share, and no other record does; a hash, for there may be many."""
     prev, ts, mono = record.get("prev"), record.get("ts"), record.get("mono")
     if isinstance(prev, str) and prev and isinstance(ts, str) and isinstance(mono, float):
-        return prev, ts, mono, str(record.get("event")), str(record.get("task_id"))
+        return hash((prev, ts, mono, str(record.get("event")), str(record.get("task_id"))))
     try:
-        return repr(record)
+        return hash(repr(record))
     except RecursionError:
         return object()
 

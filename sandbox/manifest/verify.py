@@ -79,12 +79,11 @@ class _Walk:
     def __init__(self, run_id: str | None, head: str | None) -> None:
         self.verdict = Verdict()
         self.run_id = run_id
-        self.wanted = head
+        self.wanted = head or None
         self.expected = {""}
-        self.before_torn: dict[int, set[str]] = {}
+        self.before_torn: dict[str, set[str]] = {}
         self.last_torn: Line | None = None
         self.first_event: Any = None
-        self.after_head = 0
 
     def line(self, line: Line) -> None:
         self.verdict.head = line.digest
@@ -93,10 +92,8 @@ class _Walk:
             self._torn(line, reason)
         else:
             self._record(line, record)
-        if self.wanted:
-            self.after_head += 1
-            if line.digest == self.wanted:
-                self.wanted, self.after_head = "", 0
+        if line.digest == self.wanted:
+            self.wanted = ""
 
     def problem(self, line: Line | None, what: str) -> None:
         offset, length = (line.offset, line.length) if line else (0, 0)
@@ -105,7 +102,7 @@ class _Walk:
     def _torn(self, line: Line, reason: str) -> None:
         self.verdict.torn.append(Finding(line.offset, line.length, reason))
         if len(self.expected) < _REMEMBERED:
-            self.before_torn[line.offset] = set(self.expected)
+            self.before_torn[line.digest] = set(self.expected)
         self.expected.add(line.digest)
         self.last_torn = line
 
@@ -134,11 +131,12 @@ class _Walk:
         """The mender's note ties the line before a torn one to the chain; without it that can't be told."""
         torn = record.get("torn")
         note = torn if record.get("event") == "note" and isinstance(torn, dict) else {}
-        offset, after = note.get("offset"), note.get("after")
-        if isinstance(offset, int) and offset in self.before_torn and isinstance(after, str):
-            if after not in self.before_torn[offset]:
+        prev, after = record.get("prev"), note.get("after")
+        # By its digest and not by its offset, which every line removed before it shifts.
+        if isinstance(prev, str) and prev in self.before_torn and isinstance(after, str):
+            if after not in self.before_torn[prev]:
                 self.problem(line, "the line before the torn one was changed, removed or put in")
-        elif self.last_torn is not None and record.get("prev") == self.last_torn.digest:
+        elif self.last_torn is not None and prev == self.last_torn.digest:
             self.verdict.cannot_tell.append(
                 f"whether the line before the torn one at byte {self.last_torn.offset} was changed"
             )

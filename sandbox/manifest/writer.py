@@ -97,21 +97,19 @@ class Writer:
             if reason:
                 record["prev"], record["unlocked"] = None, reason
                 # No note: what looks torn may be a line that another is writing now.
-                self._write(fd, (b"" if _ends_clean(fd) else b"\n") + encode(record))
+                _write(fd, (b"\n" if _whole_size(fd) is None else b"") + encode(record))
             else:
-                self._mend(fd)
-                record["prev"] = _last_digest(fd)
-                self._write(fd, encode(record))
+                size = _whole_size(fd)
+                record["prev"] = _last_digest(fd, self._mend(fd) if size is None else size)
+                _write(fd, encode(record))
         finally:
             if not reason:
                 # Closing is not enough: a child forked by another thread may share the file description.
                 with suppress(OSError):
                     fcntl.flock(fd, fcntl.LOCK_UN)
 
-    def _mend(self, fd: int) -> None:
-        """Under the lock: end a torn last line, and mark it with a note."""
-        if _ends_clean(fd):
-            return
+    def _mend(self, fd: int) -> int:
+        """Under the lock: end a torn last line and mark it with a note; the size of the file with that."""
         start, length = last_line(fd, os.fstat(fd).st_size)
         note = make(
             self.run_id,
@@ -121,19 +119,21 @@ class Writer:
             torn={"offset": start, "length": length, "after": _last_digest(fd, start)},
         )
         note["prev"] = digest_at(fd, start, length)
-        self._write(fd, b"\n" + encode(note))
+        _write(fd, b"\n" + encode(note))
+        return os.lseek(fd, 0, os.SEEK_CUR)
 
-    def _write(self, fd: int, data: bytes) -> None:
-        """One write(2) of whole lines. A short one is an OSError, and its fragment is ended if it can be."""
-        done = os.write(fd, data)
-        if done < len(data):
-            with suppress(OSError):
-                os.write(fd, b"\n")
-            raise OSError(errno.ENOSPC, f"{done} of {len(data)} bytes written, is the disk full?")
-        start = os.lseek(fd, 0, os.SEEK_CUR) - done
-        if start and not data.startswith(b"\n") and os.pread(fd, 1, start - 1) != b"\n":
-            # A writer without the lock died in its line, and ours is glued to it.
-            os.write(fd, b"\n" + data)
+
+def _write(fd: int, data: bytes) -> None:
+    """One write(2) of whole lines. A short one is an OSError, and its fragment is ended if it can be."""
+    done = os.write(fd, data)
+    if done < len(data):
+        with suppress(OSError):
+            os.write(fd, b"\n")
+        raise OSError(errno.ENOSPC, f"{done} of {len(data)} bytes written, is the disk full?")
+    start = os.lseek(fd, 0, os.SEEK_CUR) - done
+    if start and not data.startswith(b"\n") and os.pread(fd, 1, start - 1) != b"\n":
+        # A writer without the lock died in its line, and ours is glued to it.
+        _write(fd, b"\n" + data)
 
 
 def _lock(fd: int, deadline: float) -> str:
@@ -154,14 +154,19 @@ def _lock(fd: int, deadline: float) -> str:
         pause = min(pause * 2, 0.02)
 
 
-def _ends_clean(fd: int) -> bool:
-    size = os.fstat(fd).st_size
-    return not size or os.pread(fd, 1, size - 1) == b"\n"
+def _whole_size(fd: int) -> int | None:
+    """The size of the file, taken when it ended with a whole line; None if its last line is torn."""
+    for _ in range(3):
+        size = os.fstat(fd).st_size
+        if not size or os.pread(fd, 1, size - 1) == b"\n":
+            return size
+        time.sleep(0.001)  # a writer without the lock may be in the middle of its line
+    return None
 
 
-def _last_digest(fd: int, size: int | None = None) -> str:
-    """The digest of the last line (within `size` bytes), which the next carries as `prev`; "" if none."""
-    offset, length = last_line(fd, os.fstat(fd).st_size if size is None else size)
+def _last_digest(fd: int, size: int) -> str:
+    """The digest of the last line within `size` bytes, which the next carries as `prev`; "" if none."""
+    offset, length = last_line(fd, size)
     return digest_at(fd, offset, length) if length else ""
 
 
