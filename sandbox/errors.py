@@ -17,6 +17,16 @@ NO_SUCH_RUN = 3
 NOT_RECORDED = 4
 
 
+def printable(text: str) -> str:
+    """Text that can't move the cursor or break out of its line: what is not printable becomes an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def one_line(text: str) -> str:
+    """The same with each run of white space as one space."""
+    return printable(" ".join(text.split()))
+
+
 class AgentboxError(Exception):
     """What went wrong, in one line, with the way out.
 
@@ -31,8 +41,11 @@ class AgentboxError(Exception):
         self.code = code
 
     def __str__(self) -> str:
-        line = f"{self.what}; {self.fix}" if self.fix else self.what
-        return " ".join(line.split())
+        return one_line(f"{self.what}; {self.fix}" if self.fix else self.what)
+
+
+class ReaderGone(Exception):
+    """Nobody reads our output any more (`agentbox ps | head`)."""
 
 
 class Refused(AgentboxError):

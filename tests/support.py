@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.beds.base import TREE
+from tests.beds.space import is_alive as is_alive
 
 T = TypeVar("T")
 
 
 def wait_for(predicate: Callable[[], T], timeout: float = 10, what: str = "") -> T:
-    """Poll until `predicate()` is true and give its value; AssertionError with `what` after `timeout` seconds."""
+    """Poll until `predicate()` is true, give its value; AssertionError with `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (value := predicate()):
         if time.monotonic() > deadline:
@@ -65,12 +66,3 @@ def agentbox(
     if check is not None:
         assert done.returncode == check, (args, done.returncode, done.stdout, done.stderr)
     return done
-
-
-def is_alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie (proc(5), state in /proc/PID/stat)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"

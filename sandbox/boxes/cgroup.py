@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from sandbox.boxes.base import Box, BoxSpec, Command, Proof, Unavailable, Usage, host_name
 from sandbox.boxes.limits import apply_limits
-from sandbox.boxes.where import TOP, own_box
+from sandbox.boxes.where import TOP, is_parent, own_box
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.kill import kill_tree, signal_all
@@ -73,38 +73,36 @@ class CgroupBackend:
     def create(self, spec: BoxSpec) -> tuple[Box, list[str]]:
         parent = Cgroup(f"{self.base()}/{TOP}/{spec.run_id}")
         group = parent.child(spec.task_id)
+        made: list[Cgroup] = []
         try:
-            given_up = self._make_parent(parent, spec)
+            self._make_parent(parent, made)
+            given_up = apply_limits(parent, spec.run_limits)
             os.mkdir(group.path)
+            made.append(group)
+            given_up += apply_limits(group, spec.limits)
         except FileExistsError:
             raise AgentboxError(
                 f"cgroup {group.path} exists already", fix=f"see `agentbox inspect {spec.run_id}`"
             ) from None
-        except OSError as error:
-            raise self._explain(error, group.path) from None
-        try:
-            given_up += apply_limits(group, spec.limits)
-        except AgentboxError:
-            group.remove()
-            raise
+        except (OSError, AgentboxError) as error:
+            for one in reversed(made):
+                remove_empty(one.path)
+            raise (self._explain(error, group.path) if isinstance(error, OSError) else error) from None
         return self._box(group, spec.run_id, spec.task_id), given_up
 
-    def _make_parent(self, parent: Cgroup, spec: BoxSpec) -> list[str]:
+    def _make_parent(self, parent: Cgroup, made: list[Cgroup]) -> None:
+        """Make the run's parent, unless another task of the run has; `made` then gets it."""
         make_directories(os.path.dirname(parent.path))
         try:
             os.mkdir(parent.path)
         except FileExistsError:
             if not self._is_ours(parent.path):
                 raise AgentboxError(
-                    f"run id {spec.run_id} is in use by another AGENTBOX_HOME", fix="choose another --run-id"
+                    f"run id {parent.name} is in use by another AGENTBOX_HOME", fix="choose another --run-id"
                 ) from None
-            return []
+            return
+        made.append(parent)
         mark_home(parent.path, self.home)
-        try:
-            return apply_limits(parent, spec.run_limits)
-        except AgentboxError:
-            parent.remove()
-            raise
 
     def start(self, box: Box, command: Command, ready: Callable[[], None] = lambda: None) -> Child:
         group = Cgroup(_path(box))
@@ -171,7 +169,7 @@ class CgroupBackend:
         if mount is None:
             raise Unavailable("no cgroup v2 mount can be seen", fix="mount -t cgroup2 none /sys/fs/cgroup")
         for group in Cgroup(mount.point).subtree():
-            if os.path.basename(os.path.dirname(group.path)) == TOP and not group.name.startswith("probe-"):
+            if is_parent(group.path) and not group.name.startswith("probe-"):
                 yield group.path
 
     def _is_ours(self, path: str) -> bool:
@@ -296,6 +294,14 @@ def make_directories(path: str) -> None:
         except FileNotFoundError:
             if attempt == 19:
                 raise
+
+
+def remove_empty(path: str) -> None:
+    """rmdir of one directory, which fails where something has been put into it."""
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass
 
 
 def subdirectories(path: str) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from sandbox.boxes.base import Limits
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
 
+NOT_THERE = "not available in this cgroup2 hierarchy"
 CPU_PERIOD = 100_000
 """Microseconds, the kernel's own default."""
 
@@ -20,14 +22,32 @@ def apply_limits(group: Cgroup, limits: Limits) -> list[str]:
             _enable(os.path.dirname(group.path), controller)
             group.write(file, text)
         except OSError as error:
-            why = f"--{name} cannot be applied: {controller} controller: {_reason(error, group, controller)}"
-            if not limits.best_effort:
-                raise AgentboxError(
-                    why,
-                    fix="--limits=best-effort goes on without it; `agentbox doctor` shows the controllers",
-                ) from None
-            given_up.append(why)
+            given_up.append(_give_up(limits, name, controller, _reason(error, group, controller)))
     return given_up
+
+
+def applicable(limits: Limits, group: Cgroup) -> tuple[Limits, list[str]]:
+    """What of `limits` the controllers of `group` allow below it, and the rest (`best_effort` only).
+
+    For a manager that sets them itself and is silent about one that has no effect. Raises AgentboxError.
+    """
+    try:
+        there = group.read("cgroup.controllers").split()
+    except OSError:
+        there = []
+    missing = {name: wanted[0] for name, wanted in _wanted(limits).items() if wanted[0] not in there}
+    given_up = [_give_up(limits, name, controller, NOT_THERE) for name, controller in missing.items()]
+    return replace(limits, **dict.fromkeys(missing)), given_up
+
+
+def _give_up(limits: Limits, name: str, controller: str, reason: str) -> str:
+    why = f"--{name} cannot be applied: {controller} controller: {reason}"
+    if not limits.best_effort:
+        raise AgentboxError(
+            why,
+            fix="--limits=best-effort goes on without it; `agentbox doctor` shows the controllers",
+        ) from None
+    return why
 
 
 def _wanted(limits: Limits) -> dict[str, tuple[str, str, str]]:
@@ -49,7 +69,7 @@ def _enable(path: str, controller: str) -> None:
     if controller not in group.read("cgroup.controllers").split():
         above = os.path.dirname(path)
         if not os.path.exists(f"{above}/cgroup.subtree_control"):
-            raise FileNotFoundError(2, "not available in this cgroup2 hierarchy")
+            raise FileNotFoundError(2, NOT_THERE)
         _enable(above, controller)
     group.write("cgroup.subtree_control", f"+{controller}")
 

@@ -10,10 +10,12 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from sandbox.boxes import systemd_bus as bus
 from sandbox.boxes.base import Box, BoxSpec, Command, Unavailable, host_name
 from sandbox.boxes.cgroup import READY_SECONDS, CgroupBackend, home_of, mark_home, subdirectories
+from sandbox.boxes.limits import applicable
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.kill import kill_tree
@@ -69,15 +71,18 @@ class SystemdBackend(CgroupBackend):
             raise AgentboxError(
                 f"run id {spec.run_id} is in use by another AGENTBOX_HOME", fix="choose another --run-id"
             )
+        manager = Cgroup(self._manager_cgroup())
+        run_limits, given_up = applicable(spec.run_limits, manager)
+        limits, more = applicable(spec.limits, manager)
         text = f"agentbox run {spec.run_id} of {self.home}"
-        self._ask(lambda: str(bus.start_slice(socket, parent.id, text, spec.run_limits)))
+        self._ask(lambda: str(bus.start_slice(socket, parent.id, text, run_limits)))
         mark_home(path, self.home)
         scope = scope_name(self.home, spec.run_id, spec.task_id)
         if os.path.isdir(f"{path}/{scope}"):
             raise AgentboxError(f"unit {scope} exists already", fix=f"see `agentbox inspect {spec.run_id}`")
         box = Box(self.name, scope, spec.run_id, spec.task_id, f"{path}/{scope}", None, host_name())
-        self._specs[scope] = spec
-        return box, []
+        self._specs[scope] = replace(spec, limits=limits)
+        return box, given_up + more
 
     def start(self, box: Box, command: Command, ready: Callable[[], None] = lambda: None) -> Child:
         """The child waits at its barrier outside, is taken into the scope, and only then goes on.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import time
 from typing import Any
 
 from sandbox.boxes.base import Limits, Unavailable
@@ -94,7 +95,7 @@ def _job(socket: str, method: bytes, call: Any) -> bool:
 
     The match is in place before the call: a job may be done before its path is known here.
     """
-    from pystemd.dbusexc import DBusError
+    from pystemd.dbusexc import DBusBaseError
     from pystemd.dbuslib import DBusAddress
     from pystemd.systemd1 import Manager
 
@@ -112,13 +113,17 @@ def _job(socket: str, method: bytes, call: Any) -> bool:
         manager = Manager(bus=bus, _autoload=True)
         try:
             job = call(manager.Manager)
-        except DBusError as error:
-            if any(word in str(error) for word in ("UnitExists", "NoSuchUnit", "already exists", "not loaded")):
+        except DBusBaseError as error:
+            if any(word in str(error) for word in ("UnitExists", "NoSuchUnit", "already loaded", "not loaded")):
                 return False
             raise RuntimeError(f"{method.decode()}: {_text(error)}") from None
+        deadline = time.monotonic() + JOB_SECONDS
         while job not in done:
             if bus.process().is_empty():
                 bus.wait(1_000_000)
+            if time.monotonic() > deadline:
+                # The caller may be dead by now, so nobody else would end this.
+                raise RuntimeError(f"{method.decode()}: its job is not done after {JOB_SECONDS} s")
     if done[job] not in (b"done", b"skipped"):
         raise RuntimeError(f"{method.decode()}: the job ended as {done[job].decode()}")
     return True

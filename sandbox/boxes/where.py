@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -33,6 +34,12 @@ def own_box(path: str | None = None) -> OwnBox | None:
     run_id = last["run"] or last["slice"].replace("\\x2d", "-")
     parents = tuple(where[: m.end()].rsplit("/", 1)[0] for m in found)
     return OwnBox(run_id, where[: last.end()], parents)
+
+
+def is_parent(path: str) -> bool:
+    """Is cgroup directory `path` a run's parent, read from the top: `agentbox` may be the id of a run or a task."""
+    below = own_box(f"{path}/x") if os.path.basename(os.path.dirname(path)) == TOP else None
+    return below is not None and below.parents[-1] == path
 
 
 def inside(parent: str) -> bool:

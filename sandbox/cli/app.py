@@ -10,7 +10,7 @@ import typer
 
 from sandbox import __version__
 from sandbox.cli import abort, doctor, inspect, kill, logs, ps, records, run, spawn, tree, wait
-from sandbox.errors import USAGE, AgentboxError
+from sandbox.errors import USAGE, AgentboxError, ReaderGone
 from sandbox.launch.signals import Dispositions
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -66,8 +67,10 @@ def main(argv: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         code = command.main(args=argv, prog_name="agentbox", standalone_mode=False)
-    except AgentboxError:
+    except (AgentboxError, ReaderGone):
         raise
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except Exception as error:
         message = getattr(error, "format_message", None)
         if message is None:
@@ -75,5 +78,6 @@ def main(argv: list[str]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             sys.stdout.write(f"{message()}\n")
             return USAGE
-        raise AgentboxError(message(), fix="see `agentbox --help`", code=USAGE) from None
+        verb = f" {argv[0]}" if argv[:1] and argv[0] in getattr(command, "commands", {}) else ""
+        raise AgentboxError(message().rstrip("."), fix=f"see `agentbox{verb} --help`", code=USAGE) from None
     return code if isinstance(code, int) else 0

@@ -6,11 +6,13 @@ Typer with its own imports takes longer than those verbs may take in all (see do
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from sandbox.errors import USAGE, AgentboxError
+from sandbox.errors import USAGE, AgentboxError, ReaderGone
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,6 +56,25 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     return words[:at], words[at + 1 :]
 
 
-def output(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+def output(text: str | bytes) -> None:
+    """Write all of it to stdout. Raises ReaderGone, or AgentboxError where it can't be written.
+
+    Characters that stdout's encoding lacks, and bytes of an argv that are none, come out as escapes.
+    """
+    raw = text if isinstance(text, bytes) else text.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
+    try:
+        sys.stdout.flush()
+        while raw:
+            raw = raw[_write(raw) :]
+    except BrokenPipeError:
+        raise ReaderGone from None
+    except OSError as error:
+        raise AgentboxError(f"the output could not be written: {error.strerror}", fix="see where it goes") from None
+
+
+def _write(raw: bytes) -> int:
+    try:
+        return os.write(1, raw)
+    except BlockingIOError:  # whoever shares the pipe has made it non-blocking
+        select.select([], [1], [])
+        return 0

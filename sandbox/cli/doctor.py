@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from sandbox.boxes.base import Unavailable
 from sandbox.boxes.doorways import open_doorways
 from sandbox.boxes.registry import NAMES, backend, choose
+from sandbox.cli.arguments import output
 from sandbox.control.health import home_facts
 from sandbox.errors import AgentboxError
 from sandbox.manifest.home import Home
@@ -27,7 +27,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print an object
     except AgentboxError as error:
         found["auto"] = None
         found["auto_error"] = str(error)
-    sys.stdout.write(json.dumps(found) + "\n" if as_json else _told(found))
+    output(json.dumps(found) + "\n" if as_json else _told(found))
     raise typer.Exit(0 if found["auto"] and state["ok"] else 1)
 
 

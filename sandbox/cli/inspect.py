@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
+from sandbox.cli.arguments import output
 from sandbox.cli.ps import summary
 from sandbox.cli.selection import select_run
 from sandbox.control.status import Status, launcher_alive, status
@@ -20,7 +20,7 @@ def inspect(run: Annotated[str, typer.Argument(metavar="RUN", help="An id or a u
     """Print an object: the summary of `ps`, then tasks, boxes with their processes, order, receipts."""
     home = Home.locate()
     one = status(home, select_run(home, run))
-    sys.stdout.write(json.dumps(_detail(one), indent=2) + "\n")
+    output(json.dumps(_detail(one), indent=2) + "\n")
 
 
 def _detail(one: Status) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from sandbox.boxes.base import Backend, Limits
 from sandbox.cli import values
 from sandbox.cli.arguments import Parser, Value, output, split_command
-from sandbox.errors import USAGE, AgentboxError
+from sandbox.errors import USAGE, AgentboxError, ReaderGone
 from sandbox.launch.detached import launch_detached
 from sandbox.launch.finish import warn
 from sandbox.launch.run import launch
@@ -68,6 +68,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         given.command = command
     if not given.command:
         raise AgentboxError("no command given", fix=f"{parser.prog} … -- COMMAND", code=USAGE)
+    if given.image == "":
+        raise AgentboxError("--image names no image", fix="give one, or leave --image out", code=USAGE)
     if given.image and given.backend not in ("auto", "docker"):
         raise AgentboxError(f"--image does not go with --backend {given.backend}", fix="leave one out", code=USAGE)
     return given
@@ -95,7 +97,12 @@ def carry_out(spec: LaunchSpec, home: Home, dispositions: Dispositions, printed:
     """Launch in the foreground (and exit as the command did) or detached (and print `printed`)."""
     if spec.detach:
         launch_detached(spec, home, dispositions)
-        output(printed + "\n")
+        try:
+            output(printed + "\n")
+        except (AgentboxError, ReaderGone) as error:
+            why = f"{printed} was started, but its id could not be printed"
+            fix = f"agentbox inspect {spec.run_id}, or agentbox kill {spec.run_id}"
+            raise AgentboxError(f"{why} ({error or 'nobody reads'})", fix=fix) from None
         return 0
     return exit_as(launch(spec, home, dispositions, [], _announce))
 

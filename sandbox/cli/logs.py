@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import Annotated
 
 import typer
 
+from sandbox.cli.arguments import output
 from sandbox.cli.selection import existing_run
 from sandbox.control.status import load, status
 from sandbox.errors import AgentboxError
 from sandbox.manifest.home import Home
 from sandbox.manifest.ids import check_id
+from sandbox.manifest.lines import open_regular
 
 LOOK_EVERY = 0.1
 BLOCK = 1 << 16
@@ -21,17 +22,17 @@ BLOCK = 1 << 16
 
 def logs(
     run: Annotated[str, typer.Argument(metavar="RUN", help="An id or a unique prefix.")],
-    task: Annotated[str, typer.Argument(metavar="[TASK]", help="The main task if not given.")] = "",
+    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="The main task if not given.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the task has ended.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", min=0, metavar="N", help="Only the last N lines.")] = None,
 ) -> None:
     """Print a task's log; foreground tasks have none, their output went where the caller's did."""
     home = Home.locate()
     run_id = existing_run(home, run)
-    task_id = check_id(task, "task id") if task else load(home, run_id)[0].main_task
+    task_id = load(home, run_id)[0].main_task if task is None else check_id(task, "task id")
     path = home.run_dir(run_id).out(task_id)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_regular(path, os.O_RDONLY)
     except OSError as error:
         raise AgentboxError(
             f"no log of task {task_id} of run {run_id}: {error.strerror}", fix="only detached tasks (-d) have one"
@@ -55,8 +56,7 @@ def _lives(home: Home, run_id: str, task_id: str) -> bool:
 
 def _copy(fd: int) -> None:
     while block := os.read(fd, BLOCK):
-        sys.stdout.buffer.write(block)
-        sys.stdout.buffer.flush()
+        output(block)
 
 
 def _start(fd: int, lines: int) -> int:

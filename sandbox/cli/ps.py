@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
+from sandbox.cli.arguments import output
 from sandbox.cli.selection import known_runs
 from sandbox.cli.table import bytes_text, seconds_text, shorten, table
 from sandbox.control.status import Status, status
@@ -32,7 +32,7 @@ def ps(
         text = "".join(f"{one.run_id}\n" for one in shown)
     else:
         text = table(HEADER, [_row(one) for one in shown])
-    sys.stdout.write(text)
+    output(text)
 
 
 def summary(one: Status) -> dict[str, Any]:

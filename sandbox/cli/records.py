@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from sandbox.cli.arguments import output
 from sandbox.cli.selection import existing_run
-from sandbox.errors import AgentboxError
+from sandbox.errors import AgentboxError, printable
 from sandbox.manifest.home import Home
+from sandbox.manifest.lines import open_regular
+from sandbox.manifest.verify import Verdict
 from sandbox.manifest.verify import verify as verify_file
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="An id or a unique prefix.")]
 
 
-def manifest(run: Annotated[str, typer.Argument(metavar="[RUN]", help="All runs if not given.")] = "") -> None:
+def manifest(run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="All if not given.")] = None) -> None:
     """Print the record as it stands, one JSON object a line; give it to jq."""
     home = Home.locate()
-    for run_id in [existing_run(home, run)] if run else home.runs():
+    for run_id in home.runs() if run is None else [existing_run(home, run)]:
         path = home.run_dir(run_id).manifest
         try:
-            with open(path, "rb") as file:
-                while block := file.read(1 << 16):
-                    sys.stdout.buffer.write(block)
+            fd = open_regular(path, os.O_RDONLY)
         except FileNotFoundError:
-            if run:
+            if run is not None:
                 raise AgentboxError(f"run {run_id} has no record", fix=f"see `agentbox inspect {run_id}`") from None
+            continue
         except OSError as error:
             raise AgentboxError(f"{path} cannot be read: {error.strerror}", fix=f"ls -l {path}") from None
-    sys.stdout.flush()
+        try:
+            while block := os.read(fd, 1 << 16):
+                output(block)
+        finally:
+            os.close(fd)
 
 
 def verify(
@@ -49,13 +55,16 @@ def verify(
     if as_json:
         import json
 
-        sys.stdout.write(json.dumps({"run_id": run_id, **asdict(verdict)}) + "\n")
+        output(json.dumps({"run_id": run_id, **asdict(verdict)}) + "\n")
     else:
-        sys.stdout.write(f"{run_id}: {'whole' if verdict.whole else 'BROKEN'}\n")
-        for name in ("problems", "torn", "unlocked"):
-            for finding in getattr(verdict, name):
-                sys.stdout.write(f"  {name}: {finding}\n")
-        for line in verdict.cannot_tell:
-            sys.stdout.write(f"  cannot tell: {line}\n")
-        sys.stdout.write(f"  head: {verdict.head}\n")
+        output("\n".join([f"{run_id}: {'whole' if verdict.whole else 'BROKEN'}", *_told(verdict)]) + "\n")
     raise typer.Exit(0 if verdict.whole else 1)
+
+
+def _told(verdict: Verdict) -> Iterator[str]:
+    for name in ("problems", "torn", "unlocked"):
+        for finding in getattr(verdict, name):
+            yield f"  {name}: byte {finding.offset}: {printable(finding.what)}"
+    for line in verdict.cannot_tell:
+        yield f"  cannot tell: {line}"
+    yield f"  head: {verdict.head}"

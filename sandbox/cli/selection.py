@@ -6,33 +6,47 @@ from collections.abc import Iterable
 
 from sandbox.boxes.base import Unavailable
 from sandbox.boxes.registry import local_backends
-from sandbox.errors import AgentboxError
+from sandbox.errors import NO_SUCH_RUN, AgentboxError
 from sandbox.manifest.home import Home
 from sandbox.manifest.ids import select
 
 
 def known_runs(home: Home) -> list[str]:
     """Runs with a directory, and runs with a live box whose directory is gone: both can be stopped."""
-    found = dict.fromkeys(home.runs())
+    return sorted({*home.runs(), *boxed_runs(home)})
+
+
+def boxed_runs(home: Home) -> set[str]:
+    """Runs with a box that can be seen."""
+    found: set[str] = set()
     for one in local_backends(home.path):
         try:
-            found.update(dict.fromkeys(box.run_id for box in one.list()))
+            found.update(box.run_id for box in one.list())
         except Unavailable:
             continue
-    return sorted(found)
+    return found
 
 
 def select_run(home: Home, text: str) -> str:
     """The run's id. Raises AgentboxError (2: no id, or ambiguous; 3: no such run)."""
-    recorded = home.runs()
-    if text in recorded:
-        return text
+    recorded, unreadable = _recorded(home)
     try:
         return select(text, recorded)
     except AgentboxError as error:
-        if error.code != 3:
+        if error.code != NO_SUCH_RUN:
             raise
-    return select(text, known_runs(home))
+    try:
+        return select(text, {*recorded, *boxed_runs(home)})
+    except AgentboxError as error:
+        raise unreadable if unreadable and error.code == NO_SUCH_RUN else error from None
+
+
+def _recorded(home: Home) -> tuple[list[str], AgentboxError | None]:
+    """The runs of the record; where that can't be read, none and why: what lives can be stopped all the same."""
+    try:
+        return home.runs(), None
+    except AgentboxError as error:
+        return [], error
 
 
 def existing_run(home: Home, text: str) -> str:

@@ -10,7 +10,16 @@ from sandbox.cli.selection import known_runs, select_runs
 from sandbox.control.request import Act, carry_out, target_of
 from sandbox.control.status import status
 from sandbox.control.stop import Stop
-from sandbox.errors import NO_SUCH_RUN, NOT_PROVEN, NOT_RECORDED, PROVEN_EMPTY, USAGE, AgentboxError
+from sandbox.errors import (
+    NO_SUCH_RUN,
+    NOT_PROVEN,
+    NOT_RECORDED,
+    PROVEN_EMPTY,
+    USAGE,
+    AgentboxError,
+    ReaderGone,
+    printable,
+)
 from sandbox.kernel.procfs import Member
 from sandbox.launch.finish import warn
 from sandbox.manifest.home import Home
@@ -37,17 +46,24 @@ def stop_runs(given: argparse.Namespace, act: Act) -> int:
     if task is not None:
         _check_task(home, runs, task)
     stops = carry_out(home, [target_of(home, run, task) for run in runs], given.reason or "asked for", act)
-    if given.json:
-        output(json.dumps([{"run_id": s.run_id, "task_id": s.task_id, **s.as_record()} for s in stops]) + "\n")
-    else:
-        for stop in stops:
-            output(_told(stop))
+    _print(stops, given.json)
     for stop in stops:
         for line in stop.warnings:
             warn(f"{stop.run_id}: {line}")
         for member in stop.escapees:
             warn(f"{stop.run_id}: carries the run's mark but lives outside of its boxes: {_line(member)}")
     return max((_code(stop) for stop in stops), key=_gravity, default=PROVEN_EMPTY)
+
+
+def _print(stops: list[Stop], as_json: bool) -> None:
+    """An output that can't be written changes nothing of the stop, nor of the exit status."""
+    rows = [{"run_id": s.run_id, "task_id": s.task_id, **s.as_record()} for s in stops]
+    try:
+        output(json.dumps(rows) + "\n" if as_json else "".join(map(_told, stops)))
+    except ReaderGone:
+        return
+    except AgentboxError as error:
+        warn(str(error))
 
 
 def _selected(given: argparse.Namespace, home: Home) -> list[str]:
@@ -95,4 +111,4 @@ def _told(stop: Stop) -> str:
 def _line(member: Member) -> str:
     text = " ".join(member.argv or [f"[{member.comm or 'unreadable'}]"])
     shown = text if len(text) <= 200 else text[:199] + "…"
-    return f"{member.pid} {member.state or '?'} {shown}".encode("utf-8", "replace").decode()
+    return printable(f"{member.pid} {member.state or '?'} {shown}")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from sandbox.boxes.base import Backend, Box
+from sandbox.cli.arguments import output
 from sandbox.cli.selection import select_run
-from sandbox.cli.table import bytes_text, printable, seconds_text, shorten
+from sandbox.cli.table import bytes_text, seconds_text, shorten
 from sandbox.control.status import Status, status
+from sandbox.errors import printable
 from sandbox.kernel.procfs import Member
 from sandbox.kernel.usage import memory_of
 from sandbox.manifest.home import Home
@@ -23,11 +24,11 @@ def tree(run: Annotated[str, typer.Argument(metavar="RUN", help="An id or a uniq
     """Show what `kill` would end."""
     home = Home.locate()
     one = status(home, select_run(home, run))
-    sys.stdout.write("\n".join(_lines(one)) + "\n")
+    output("\n".join(_lines(one)) + "\n")
 
 
 def _lines(one: Status) -> Iterator[str]:
-    yield f"{one.run_id} {one.state}" + (f" ({one.why})" if one.why else "")
+    yield f"{one.run_id} {one.state}" + (f" ({printable(one.why)})" if one.why else "")
     for backend, parent in one.boxes:
         for box in [b for b in backend.list() if b.run_id == one.run_id and b.task_id] or [parent]:
             yield f"  {box.task_id or box.run_id} [{backend.name}] {box.id}"

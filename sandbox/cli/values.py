@@ -10,6 +10,7 @@ from sandbox.errors import USAGE, AgentboxError
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([bkmgt]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
+_LONGEST = 100 * 365 * 86400.0
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -19,15 +20,19 @@ def duration(text: str) -> float:
     if not text or not found:
         raise AgentboxError(f"no duration: {text!r}", fix="write it like 90s, 5m or 2h", code=USAGE)
     hours, minutes, seconds = (float(part or 0) for part in found.groups())
-    return hours * 3600 + minutes * 60 + seconds
+    total = hours * 3600 + minutes * 60 + seconds
+    if total > _LONGEST:
+        raise AgentboxError(f"too long a duration: {text[:40]!r}", fix="give at most 100 years", code=USAGE)
+    return total
 
 
 def size(text: str) -> int:
     """`512m`, `2g`, `1048576` as bytes, in powers of 1024 as docker and systemd take them."""
     found = _SIZE.fullmatch(text)
-    if not found or float(found[1]) <= 0:
+    size = float(found[1]) * 1024 ** "bkmgt".index((found[2] or "b").lower()) if found else 0.0
+    if not 1 <= size < 2**63:
         raise AgentboxError(f"no size: {text!r}", fix="write it like 512m or 2g", code=USAGE)
-    return int(float(found[1]) * 1024 ** "bkmgt".index((found[2] or "b").lower()))
+    return int(size)
 
 
 def count(text: str) -> int:

@@ -138,22 +138,25 @@ class Cgroup:
         read before each poll, so a change between the two is never missed; a removed cgroup ends the wait.
         """
         while True:
-            try:
-                fd = os.open(f"{self.path}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return self._wait_blind(key, value, deadline)
-            try:
-                answer = self._wait_on(fd, key, value, deadline)
-            finally:
-                os.close(fd)
+            answer = self._wait_once(key, value, deadline)
             if answer is not None or time.monotonic() >= deadline:
                 return self.event(key) if answer is None else answer
 
-    def _wait_blind(self, key: str, value: bool, deadline: float) -> bool | None:
-        """Without the events file there is nothing to poll on: look until it is gone or readable again."""
-        while (answer := self.event(key)) is None and time.monotonic() < deadline:
+    def _wait_once(self, key: str, value: bool, deadline: float) -> bool | None:
+        """None where the look could not be had, or the group went away during the wait: look again."""
+        try:
+            fd = os.open(f"{self.path}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            # Gone for good, or a file whose rights this look gives back.
+            answer = self.event(key)
+            if answer is value or (answer is False and not os.path.lexists(self.path)):
+                return answer
             time.sleep(0.005)
-        return answer if answer is value or time.monotonic() >= deadline else self.wait(key, value, deadline)
+            return None
+        try:
+            return self._wait_on(fd, key, value, deadline)
+        finally:
+            os.close(fd)
 
     def _wait_on(self, fd: int, key: str, value: bool, deadline: float) -> bool | None:
         poll = select.poll()

@@ -54,7 +54,7 @@ def _background(spec: LaunchSpec, home: Home, dispositions: Dispositions, report
         os.dup2(report, 3, inheritable=False)
         close_from(4)
         answer = b""
-        steps: list[Step] = [("session", os.setsid), ("output", lambda: _to_log(spec, home))]
+        steps: list[Step] = [("start a session", os.setsid), ("open its log", lambda: _to_log(spec, home))]
         launch(spec, home, dispositions, steps, lambda *_: _say(3, b"0 started"))
     except AgentboxError as error:
         answer = f"{refused_code(error)} {error}".encode("utf-8", "replace")

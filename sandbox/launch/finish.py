@@ -14,7 +14,7 @@ from sandbox.control.ladder import TERM, terminate, wait_empty
 from sandbox.control.orders import Order
 from sandbox.control.stop import Stop, begin, kill
 from sandbox.control.targets import Target
-from sandbox.errors import AGENTBOX_FAILED, REFUSED, TIMED_OUT, AgentboxError
+from sandbox.errors import AGENTBOX_FAILED, REFUSED, TIMED_OUT, AgentboxError, one_line
 from sandbox.kernel.procfs import Member
 from sandbox.launch.start import Started, oom_kills_since
 from sandbox.launch.supervise import Ended, reap
@@ -167,7 +167,7 @@ def refused_code(error: AgentboxError) -> int:
 def warn(text: str) -> None:
     """One line on stderr, if there is one that takes it."""
     try:
-        sys.stderr.write(f"agentbox: {' '.join(text.split())}\n")
+        sys.stderr.write(f"agentbox: {one_line(text)}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass

@@ -16,7 +16,7 @@ from sandbox.control import orders
 from sandbox.errors import NOT_EXECUTABLE, NOT_FOUND, AgentboxError, Refused
 from sandbox.kernel.spawn import Step, find_command
 from sandbox.launch.environment import environment
-from sandbox.launch.finish import finish, refused_code, report_leftovers, warn
+from sandbox.launch.finish import finish, refused_code, report_leftovers
 from sandbox.launch.signals import Dispositions
 from sandbox.launch.spec import LaunchSpec
 from sandbox.launch.start import Started, start
@@ -45,7 +45,7 @@ def launch(
         leave_own_task(spec, home, run, backend)
         started = start(spec, home, run, writer, backend, steps, ("signals", dispositions.restore))
     except AgentboxError as error:
-        _record_no_start(spec, writer, error)
+        _record_no_start(spec, run, writer, error)
         raise
     announce(spec, backend)
     return _wait(started, writer, dispositions, terminal)
@@ -56,22 +56,36 @@ def prepare(spec: LaunchSpec, home: Home) -> tuple[RunDir, Writer, Backend]:
 
     Raises Refused, or AgentboxError with the exit code.
     """
+    home.ensure()
     if why := orders.emergency_stop(home.emergency_stop):
         raise Refused(why, fix="lift it with `agentbox estop --lift` from outside of any box")
     run = home.run_dir(spec.run_id)
     if not spec.image:
         _check_command(spec, run)
     backend = choose(spec.backend, home.path, spec.image)
-    if spec.new_run:
-        home.ensure()
-        run.create()
     own = own_box()
     writer = Writer(run.manifest, spec.run_id, by=whoami(inside=own is not None))
-    if spec.new_run:
+    if not spec.new_run:
+        claim_task(run, spec.task_id)
+        return run, writer, backend
+    run.create()
+    try:
         orders.write_order(run.control, "RUN", reason="created", by=f"uid {os.getuid()}")
         _record_created(spec, writer, backend, own.run_id if own else None)
-    claim_task(run, spec.task_id)
+        claim_task(run, spec.task_id)
+    except (AgentboxError, OSError) as error:
+        _discard(run)
+        if isinstance(error, AgentboxError):
+            raise
+        raise AgentboxError(f"{run.path} cannot be written: {error.strerror}", fix="see `agentbox doctor`") from None
     return run, writer, backend
+
+
+def _discard(run: RunDir) -> None:
+    """Remove a run in which nothing was ever started and of which the record could not be written."""
+    import shutil
+
+    shutil.rmtree(run.path, ignore_errors=True)
 
 
 def leave_own_task(spec: LaunchSpec, home: Home, run: RunDir, backend: Backend) -> None:
@@ -90,24 +104,31 @@ def leave_own_task(spec: LaunchSpec, home: Home, run: RunDir, backend: Backend) 
 def claim_task(run: RunDir, task_id: str) -> None:
     """Take a task's id: its order file is made by one caller alone. Raises AgentboxError if it is taken."""
     path = run.task_order(task_id)
+    mine = False
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        mine = True
         orders.write_order(path, "RUN", reason="created", by=f"uid {os.getuid()}")
     except FileExistsError:
         raise AgentboxError(f"task id {task_id} is taken in run {run.run_id}", fix="choose another --task") from None
     except OSError as error:
+        if mine:
+            os.unlink(path)
         raise AgentboxError(f"{path} cannot be written: {error.strerror}", fix="see `agentbox doctor`") from None
 
 
 def _check_command(spec: LaunchSpec, run: RunDir) -> None:
     """Tell a command that does not exist before a run is made for it."""
     number = find_command(spec.argv[0], environment(spec, run))
-    name = os.fsdecode(spec.argv[0])
     if number == 0:
         return
     if number in (2, 20):
-        raise AgentboxError(f"command {name!r} not found", fix="check its name and PATH", code=NOT_FOUND)
-    raise AgentboxError(f"{name!r} is not executable: {os.strerror(number)}", fix="chmod +x it", code=NOT_EXECUTABLE)
+        raise AgentboxError(f"command {spec.name} not found", fix="check its name and PATH", code=NOT_FOUND)
+    raise AgentboxError(
+        f"{spec.name} is not executable: {os.strerror(number)}",
+        fix="chmod +x it, if it is a program",
+        code=NOT_EXECUTABLE,
+    )
 
 
 def _record_created(spec: LaunchSpec, writer: Writer, backend: Backend, parent_run: str | None) -> None:
@@ -129,13 +150,15 @@ def _record_created(spec: LaunchSpec, writer: Writer, backend: Backend, parent_r
     )
 
 
-def _record_no_start(spec: LaunchSpec, writer: Writer, error: AgentboxError) -> None:
+def _record_no_start(spec: LaunchSpec, run: RunDir, writer: Writer, error: AgentboxError) -> None:
+    """A run whose main task did not start is over: no other may start in it."""
     if not spec.new_run:
         return
+    orders.order_stop(run.control, reason="it was not started", by=f"launcher pid {os.getpid()} uid {os.getuid()}")
     try:
         writer.append("run.ended", sync=True, code=refused_code(error), outcome="not started")
-    except AgentboxError as unrecorded:
-        warn(str(unrecorded))
+    except AgentboxError:
+        _discard(run)
 
 
 def _wait(started: Started, writer: Writer, dispositions: Dispositions, terminal: Terminal) -> Ended:

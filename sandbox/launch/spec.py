@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,12 @@ class LaunchSpec:
     timeout: float | None = None
     on_exit: str = "kill"
     container: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The command's own name for an error line: quoted, and short."""
+        text = repr(os.fsdecode(self.argv[0]))
+        return text if len(text) <= 100 else f"{text[:96]}...{text[-1]}"
 
     @property
     def shown_argv(self) -> list[str]:

@@ -77,22 +77,23 @@ def start(
         except BaseException:
             child.abandon()
             raise
-        _release(child)
+        _release(child, spec.name)
     except BaseException as error:
         raise _undo(spec, home, run, writer, backend, box, error) from None
     return Started(spec, run, backend, box, child.pid, oom_before)
 
 
-def _release(child: Child) -> None:
+def _release(child: Child, name: str) -> None:
+    """A command that is there and yet not found has no interpreter: the one after `#!`, or its loader (execve(2))."""
     try:
         child.release()
     except ChildFailed as error:
         child.abandon()
-        missing = error.error in (2, 20)
-        raise AgentboxError(
-            f"the command could not be started: {os.strerror(error.error) if error.error else error}",
-            code=NOT_FOUND if missing else NOT_EXECUTABLE,
-        ) from None
+        why = os.strerror(error.error) if error.error else str(error)
+        if error.error in (2, 20):
+            fix = f"see what it needs with head -n 1 or file {name}"
+            raise AgentboxError(f"{name} has no interpreter: {why}", fix=fix, code=NOT_FOUND) from None
+        raise AgentboxError(f"{name} could not be started: {why}", code=NOT_EXECUTABLE) from None
 
 
 def _record_intent(writer: Writer, spec: LaunchSpec, backend: Backend) -> None:
@@ -144,6 +145,8 @@ def _undo(
     if box is not None:
         backend.kill(box, time.monotonic() + UNDO_SECONDS)
         backend.destroy(box)
+    if spec.new_run:
+        _remove_parents(backend, spec.run_id)
     try:
         may_start(home, run, spec.task_id)
     except Refused as refused:
@@ -155,6 +158,14 @@ def _undo(
     except AgentboxError as unrecorded:
         return AgentboxError(f"{error.what} ({unrecorded.what})", fix=error.fix, code=error.code)
     return error
+
+
+def _remove_parents(backend: Backend, run_id: str) -> None:
+    try:
+        for parent in backend.parents(run_id):
+            backend.destroy(parent)
+    except AgentboxError:
+        return  # it could not be asked; what is left is empty
 
 
 def _box_spec(spec: LaunchSpec, home: Home, run: RunDir) -> BoxSpec:

@@ -23,12 +23,13 @@ def is_id(text: object) -> bool:
 
 
 def check_id(text: str, what: str) -> str:
-    """`text` unchanged if it may be an id, else AgentboxError; `what` names it, as in "run id"."""
+    """`text` unchanged if it may be an id, else AgentboxError (USAGE); `what` names it, as in "run id"."""
     if is_id(text):
         return text
     raise AgentboxError(
         f"{what} {_shown(text)} is not allowed",
         fix="use 1 to 63 of A-Z a-z 0-9 . _ - with a letter or digit first",
+        code=USAGE,
     )
 
 
@@ -44,11 +45,7 @@ def select(prefix: str, known: Iterable[str]) -> str:
     AgentboxError: code USAGE for a text that can't begin an id and for an ambiguous prefix (its candidates
     are listed), NO_SUCH_RUN where nothing matches.
     """
-    try:
-        check_id(prefix, "run id")
-    except AgentboxError as error:
-        error.code = USAGE
-        raise
+    check_id(prefix, "run id")
     ids = sorted(set(known))
     if prefix in ids:
         return prefix

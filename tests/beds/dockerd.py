@@ -137,12 +137,11 @@ class Dockerd:
         if self.pid is not None:
             return
         self.starts += 1
-        cgroup = space.cgroup_name(f"dockerd{self.starts}")
+        cgroup = space.cgroup_name(f"{self.folder.name}.{self.starts}")
         self.cgroups.append(self.mount / cgroup)
         (self.folder / "config").write_text("{}")  # not the machine's own /etc/docker/daemon.json
-        (self.folder / "pid").unlink(
-            missing_ok=True
-        )  # dockerd refuses to start if another has that pid by now
+        # dockerd refuses to start if another process has its old pid by now
+        (self.folder / "pid").unlink(missing_ok=True)
         with open(self.folder / "log", "ab") as log:
             self.process = space.start_private(self._argv(), cgroup, log)
         try:
@@ -177,6 +176,11 @@ class Dockerd:
     def kill(self) -> None:
         """SIGKILL: the daemon is gone, its containers and their shims go on."""
         self._end(signal.SIGKILL, 10)
+        pidfile = self.folder / "exec" / "containerd" / "containerd.pid"
+        if pidfile.exists():  # it dies with dockerd; one that is seen still dying makes the next start fail
+            containerd = int(pidfile.read_text())
+            wait_until(lambda: not space.is_alive(containerd), 10, "containerd ended")
+            pidfile.unlink(missing_ok=True)
 
     def _end(self, sig: signal.Signals, timeout: float) -> None:
         if self.process is not None:

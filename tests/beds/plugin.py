@@ -26,8 +26,7 @@ from tests.beds.vm import VmBed
 
 HOST = "host"
 BEDS: dict[str, Bed] = {
-    bed.name: bed
-    for bed in (Host("dockerd"), Nspawn("nspawn"), Nspawn("nspawn-user", user="dev"), VmBed("vm"))
+    bed.name: bed for bed in (Host("dockerd"), Nspawn("nspawn"), Nspawn("nspawn-user", user="dev"), VmBed("vm"))
 }
 INSIDE_HOST = (HOST, "dockerd")  # these run in the host's own pytest
 SILENCE = 600.0  # seconds without a report after which a bed counts as hung: a boot or the longest test

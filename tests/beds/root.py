@@ -170,7 +170,7 @@ def no_environment() -> str | None:
 
 @contextlib.contextmanager
 def building(target: Path) -> Iterator[Path | None]:
-    """Yield where to build `target`, or None if it is there; whole or not at all, by one session at a time."""
+    """Yield where to build `target`, or None if it is there; whole or not at all, one session at a time."""
     if target.exists():
         yield None
         return
@@ -204,9 +204,7 @@ def remove(path: Path) -> None:
 
 def run(argv: list[str]) -> None:
     """Run a command of the build; RuntimeError with its last lines if it fails."""
-    done = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         last = "\n".join(done.stdout.splitlines()[-25:])
         raise RuntimeError(f"{argv[0]} ended with {done.returncode}:\n{last}")

@@ -48,6 +48,15 @@ def start_ticks(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[19])
 
 
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie (proc(5), state in /proc/PID/stat)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
 def cgroup_name(what: str) -> str:
     """A cgroup name that tells which test session it belongs to."""
     return f"{PREFIX}.{os.getpid()}.{start_ticks(os.getpid())}.{what}"

@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from tests.launch.foreground_bed import Way, every_way, read_pid, shell, state, wait_for_state
@@ -58,9 +59,9 @@ def test_ctrl_backslash(way: Way) -> None:
 @every_way
 def test_first_ctrl_c_handled_second_ends(way: Way, tmp_path: Path) -> None:
     program = """
-import signal
+import os, signal
 def once(*_):
-    print("fir" + "st", flush=True); signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.write(1, b"fir" + b"st\\n"); signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.signal(signal.SIGINT, once)
 print("u" + "p", flush=True)
 while True: signal.pause()
@@ -118,6 +119,22 @@ def test_ctrl_z_and_fg_and_bg(way: Way, tmp_path: Path) -> None:
 
 
 @every_way
+def test_ctrl_z_at_once_after_fg(way: Way) -> None:
+    """The kernel takes back the SIGCONT of `fg` that the launcher has not read yet."""
+    with shell() as sh:
+        sh.type(way.line("sh", "-c", "echo up''; exec sleep 600"))
+        sh.see("up\r\n")
+        for _ in range(60):
+            sh.key("z")
+            # The shell says what it continues before it does: a key may still go to the shell, which ignores it.
+            while sh.tty.expect(["Stopped", pexpect.TIMEOUT], timeout=2) == 1:
+                sh.key("z")
+            sh.status()
+            sh.type("fg")
+            sh.see("sleep 600")
+
+
+@every_way
 @pytest.mark.parametrize("whom", ["group", "self", "stop"])
 def test_raw_program_stops_itself(way: Way, whom: str, tmp_path: Path) -> None:
     with shell() as sh:
@@ -152,7 +169,7 @@ def test_shell_comes_back_only_when_the_command_has_stopped(way: Way, tmp_path: 
 import os, signal, time
 def clean_up(*_):
     time.sleep(0.3)
-    print("clean" + "ed", flush=True)
+    os.write(1, b"clean" + b"ed")
     os.kill(os.getpid(), signal.SIGSTOP)
 signal.signal(signal.SIGTSTP, clean_up)
 print("u" + "p", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -142,7 +143,11 @@ def test_canaries_reach_no_byte_of_the_manifest(tmp_path: Path) -> None:
 
 
 def test_what_is_acted_on_is_kept_as_it_is(tmp_path: Path) -> None:
-    fields = {"branch": "agent/sk-learn-all-of-it/main", "worktree": "/w/token=x", "box": {"id": "sk-0123456789"}}
+    fields: dict[str, Any] = {
+        "branch": "agent/sk-learn-all-of-it/main",
+        "worktree": "/w/token=x",
+        "box": {"id": "sk-0123456789"},
+    }
     record = Writer(str(tmp_path / "m"), "sk-0123456789").append("task.started", task_id="a", pid=1, **fields)
     assert {name: record[name] for name in fields} == fields and record["run_id"] == "sk-0123456789"
 
