@@ -21,6 +21,9 @@ class Mount:
     writable: bool
 
 
+_kept: Mount | None = None
+
+
 def _unescape(field: bytes) -> str:
     """Undo mountinfo's octal escapes of space, tab, newline and backslash."""
     return os.fsdecode(_OCTAL.sub(lambda m: bytes([int(m[1], 8)]), field))
@@ -43,16 +46,20 @@ def cgroup2_mount() -> Mount | None:
     """The cgroup2 mount to work in, or None where the machine has none that can be seen.
 
     A mount may be hidden under a later one, so each is tried; one that shows the whole tree and can be
-    written comes before one that cannot. Hybrid hosts mount it beside the v1 hierarchies.
+    written comes before one that cannot. Hybrid hosts mount it beside the v1 hierarchies. What was found is
+    kept for as long as it is there.
     """
+    global _kept
+    if _kept and os.path.exists(f"{_kept.point}/cgroup.procs"):
+        return _kept
     try:
         with open("/proc/self/mountinfo", "rb") as file:
             mounts = parse_mountinfo(file.read())
     except OSError:
         return None
     seen = [m for m in mounts if os.path.exists(os.path.join(m.point, "cgroup.procs"))]
-    # The top cgroup of the whole tree has no cgroup.procs limits but always the file, so `exists` holds there too.
-    return max(seen, key=lambda m: (m.writable, m.root == "/"), default=None)
+    _kept = max(seen, key=lambda m: (m.writable, m.root == "/"), default=None)
+    return _kept
 
 
 def parse_proc_cgroup(text: bytes) -> str | None:
