@@ -7,7 +7,7 @@ stopping a run is stopping its parent. Proof is a value, so that a backend witho
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -162,6 +162,9 @@ class Backend(Protocol):
 
     def destroy(self, box: Box) -> bool:
         """Remove an empty box and what is below it; False if something of it is left. Never kills."""
+
+    def runs(self) -> Iterator[Box]:
+        """The parents of all runs of this AGENTBOX_HOME that exist now. Raises Unavailable, also half-way."""
 
     def list(self) -> list[Box]:
         """All boxes of this AGENTBOX_HOME that exist now, parents and tasks. Raises Unavailable."""

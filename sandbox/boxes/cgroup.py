@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from sandbox.boxes.base import Box, BoxSpec, Command, Proof, Unavailable, Usage, host_name
 from sandbox.boxes.limits import apply_limits
@@ -239,6 +240,21 @@ class CgroupBackend:
             errno.EACCES: "run as root, or use --backend systemd with a user manager",
         }.get(getattr(error, "errno", 0) or 0, "see `agentbox doctor`")
         return Unavailable(f"cannot make a cgroup at {path}: {why}", fix=fix)
+
+    def runs(self) -> Iterator[Box]:
+        """The parents of all runs of this home, those in the usual places first. Raises Unavailable.
+
+        So who stops everything has most of it before the whole tree has been walked.
+        """
+        seen: set[str] = set()
+        for path in chain(self._usual(), self._runs_below()):
+            if path not in seen and self._is_ours(path):
+                seen.add(path)
+                yield self._box(Cgroup(path), os.path.basename(path), None)
+
+    def _usual(self) -> Iterator[str]:
+        for top in dict.fromkeys(os.path.dirname(path) for path in self._likely("x")):
+            yield from (f"{top}/{name}" for name in subdirectories(top) if not name.startswith("probe-"))
 
     def list(self) -> list[Box]:
         boxes = []

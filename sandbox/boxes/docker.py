@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from sandbox.boxes.base import LAUNCHER_SUFFIX, Box, BoxSpec, Command, Proof, Unavailable, Usage, host_name
@@ -151,6 +151,9 @@ class DockerBackend(CgroupBackend):
     def find(self, run_id: str, task_id: str, hint: str | None = None) -> Box | None:
         found = (state for state in self._containers.living(run_id) if state.task_id == task_id)
         return next((self._task(state) for state in found), None)
+
+    def runs(self) -> Iterator[Box]:
+        yield from self._parents_of([self._task(state) for state in self._containers.living()])
 
     def list(self) -> list[Box]:
         tasks = [self._task(state) for state in self._containers.living()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 from sandbox.boxes.base import Limits
 from sandbox.errors import AgentboxError
@@ -37,7 +38,8 @@ def applicable(limits: Limits, group: Cgroup) -> tuple[Limits, list[str]]:
         there = []
     missing = {name: wanted[0] for name, wanted in _wanted(limits).items() if wanted[0] not in there}
     given_up = [_give_up(limits, name, controller, NOT_THERE) for name, controller in missing.items()]
-    return replace(limits, **dict.fromkeys(missing)), given_up
+    without: dict[str, Any] = dict.fromkeys(missing)
+    return replace(limits, **without), given_up
 
 
 def _give_up(limits: Limits, name: str, controller: str, reason: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sandbox.boxes import systemd_bus as bus
@@ -19,8 +19,7 @@ from sandbox.boxes.limits import applicable
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.kill import kill_tree
-from sandbox.kernel.mounts import cgroup_of, directory, parse_proc_cgroup
-from sandbox.kernel.procfs import read_bytes
+from sandbox.kernel.mounts import cgroup_of
 from sandbox.kernel.spawn import Child, ChildFailed, apart, spawn
 
 PREFIX = "agentbox-"
@@ -137,14 +136,9 @@ class SystemdBackend(CgroupBackend):
     def _manager_cgroup(self) -> str:
         """The directory of the manager's own top cgroup."""
         mount = self._mount()
-        try:
-            top = parse_proc_cgroup(read_bytes("/proc/1/cgroup", 65536)) or "/"
-        except OSError:
-            top = "/"
-        top = re.sub(r"/init\.scope$", "", top).rstrip("/")
+        top = re.sub(r"/init\.scope$", "", cgroup_of(1, mount) or mount.point).rstrip("/")
         uid = os.geteuid()
-        path = f"{top}/user.slice/user-{uid}.slice/user@{uid}.service" if self.user else top or "/"
-        return (directory(path, mount) or mount.point).rstrip("/")
+        return f"{top}/user.slice/user-{uid}.slice/user@{uid}.service" if self.user else top
 
     def _parent(self, run_id: str) -> Box:
         name = slice_name(run_id)
@@ -183,19 +177,21 @@ class SystemdBackend(CgroupBackend):
             return not os.path.isdir(box.cgroup or "")
         return True
 
-    def list(self) -> list[Box]:
-        top = f"{self._manager_cgroup()}/agentbox.slice"
-        boxes = []
-        for name in subdirectories(top):
+    def runs(self) -> Iterator[Box]:
+        for name in subdirectories(f"{self._manager_cgroup()}/agentbox.slice"):
             run_id = run_of_slice(name)
             parent = self._parent(run_id) if run_id else None
-            if parent is None or not self._is_ours_run(parent):
-                continue
+            if parent is not None and self._is_ours_run(parent):
+                yield parent
+
+    def list(self) -> list[Box]:
+        boxes = []
+        for parent in self.runs():
             boxes.append(parent)
             for scope in subdirectories(parent.cgroup or ""):
                 group = Cgroup(f"{parent.cgroup}/{scope}")
                 task = task_of_scope(scope)
-                boxes.append(Box(self.name, scope, run_id or "", task, group.path, group.inode(), host_name()))
+                boxes.append(Box(self.name, scope, parent.run_id, task, group.path, group.inode(), host_name()))
         return boxes
 
 

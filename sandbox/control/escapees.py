@@ -7,6 +7,7 @@ is reported with its command line, and never ended on this ground alone.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from sandbox.kernel.procfs import Member, all_pids, bounded, environ, look
 
@@ -30,6 +31,23 @@ def marked_processes(run_id: str, task_id: str | None, control: str) -> list[Mem
 
     bounded(scan, SCAN_SECONDS)
     return list(found)
+
+
+def marked_by_control(controls: Mapping[str, str]) -> dict[str, list[Member]]:
+    """The same for many runs in one pass: `controls` gives the run of each control file; keyed by run."""
+    found: dict[str, list[Member]] = {}
+
+    def scan() -> None:
+        for pid in all_pids():
+            env = environ(pid) if pid != os.getpid() else None
+            run_id = controls.get(env.get("AGENTBOX_CONTROL", "")) if env else None
+            if env and run_id is not None and env.get("AGENTBOX_RUN_ID") == run_id:
+                member = look(pid)
+                if member.state not in (None, "Z", "X"):
+                    found.setdefault(run_id, []).append(member)
+
+    bounded(scan, SCAN_SECONDS)
+    return {run_id: list(members) for run_id, members in list(found.items())}
 
 
 def _marked(pid: int, run_id: str, task_id: str | None, control: str) -> bool:

@@ -28,7 +28,7 @@ def target_of(home: Home, run_id: str, task_id: str | None = None) -> Target:
     run = home.run_dir(run_id)
     order = run.control if task_id is None else run.task_order(task_id)
     target = Target(run_id, task_id, order, local_backends(home.path))
-    target.more = lambda: [backend("docker", home.path)] if _may_use_docker(home, run_id) else []
+    target.more = lambda: [backend("docker", home.path)] if may_use_docker(home, run_id) else []
     target.record_before_own_end = lambda stop: record(home, stop)
     return target
 
@@ -42,7 +42,7 @@ def carry_out(home: Home, targets: list[Target], reason: str, act: Act) -> list[
     for target, stop in stops:
         stop.escapees = marked_processes(target.run_id, target.task_id, home.run_dir(target.run_id).control)
         record(home, stop)
-        _after(home, target, stop)
+        settle(home, target, stop)
     return [stop for _, stop in stops]
 
 
@@ -80,7 +80,7 @@ def _has_receipt(home: Home, stop: Stop) -> bool:
     return any(r.get("task_id") == stop.task_id and r.get("proof") == "empty" for r in run.receipts)
 
 
-def _after(home: Home, target: Target, stop: Stop) -> None:
+def settle(home: Home, target: Target, stop: Stop) -> None:
     """What is left to do once the run is dead: wake a stopped launcher, or clean up for a dead one."""
     if stop.proof != "empty" or stop.from_inside:
         return
@@ -110,7 +110,7 @@ def wake_launchers(run: Run) -> bool:
     return found
 
 
-def _may_use_docker(home: Home, run_id: str) -> bool:
+def may_use_docker(home: Home, run_id: str) -> bool:
     """Does the record name the docker backend, or is it unreadable while there is an engine to ask?"""
     try:
         run, bad = load(home, run_id)

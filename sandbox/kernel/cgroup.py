@@ -17,6 +17,9 @@ from sandbox.kernel.mounts import cgroup2_mount, directory
 
 T = TypeVar("T")
 
+POLL_MAX = 0.1
+"""Seconds after which a wait looks again by itself."""
+
 GONE = (errno.ENOENT, errno.ENODEV)
 
 
@@ -161,6 +164,7 @@ class Cgroup:
     def _wait_on(self, fd: int, key: str, value: bool, deadline: float) -> bool | None:
         poll = select.poll()
         poll.register(fd, select.POLLPRI)
+        pause = 0.001
         while True:
             try:
                 text = os.pread(fd, 4096, 0)
@@ -170,8 +174,9 @@ class Cgroup:
             left = deadline - time.monotonic()
             if now is value or left <= 0:
                 return now
-            # The bound on one poll covers a kernel that tells no more of a group that was removed.
-            poll.poll(min(left, 1.0) * 1000)
+            # The kernel holds notifications of one file 10 ms apart, and sends none when the group is removed.
+            poll.poll(min(left, pause) * 1000)
+            pause = min(pause * 2, POLL_MAX)
 
     def freeze(self) -> None:
         """Ask the kernel to freeze the subtree; `wait("frozen", True, …)` tells when. Raises OSError."""

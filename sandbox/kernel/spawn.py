@@ -172,17 +172,35 @@ def _failure(word: bytes) -> ChildFailed:
     return ChildFailed(step or "set-up", int(number) if number.isdigit() else 0)
 
 
+def fork_reporting(body: Callable[[int], None]) -> tuple[int, int]:
+    """Fork a child that runs `body` with the writing end of a pipe; returns its pid and the reading end.
+
+    The child ends when `body` returns, whatever it raises. Raises OSError where no process can be made.
+    """
+    reader, writer = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(reader)
+        os.close(writer)
+        raise
+    if pid == 0:
+        try:
+            os.close(reader)
+            body(writer)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    return pid, reader
+
+
 def apart(work: Callable[[], str], seconds: float) -> str:
     """Run `work` in a forked child and return its text: what it imports and where it hangs stay there.
 
     Raises TimeoutError after `seconds` (the child is killed), OSError if no child can be made, and
     RuntimeError with the message of whatever `work` raised.
     """
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _answer(work, writer)
-    os.close(writer)
+    pid, reader = fork_reporting(lambda writer: _answer(work, writer))
     try:
         text = _read_until_end(reader, seconds)
     finally:
@@ -201,11 +219,8 @@ def _answer(work: Callable[[], str], writer: int) -> None:
         text = b"=" + work().encode("utf-8", "surrogateescape")
     except BaseException as error:
         text = b"!" + (str(error) or type(error).__name__).encode("utf-8", "replace")
-    try:
-        while text:
-            text = text[os.write(writer, text) :]
-    finally:
-        os._exit(0)
+    while text:
+        text = text[os.write(writer, text) :]
 
 
 def _read_until_end(reader: int, seconds: float) -> bytes:

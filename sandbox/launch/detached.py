@@ -10,7 +10,7 @@ import errno
 import os
 
 from sandbox.errors import AgentboxError
-from sandbox.kernel.spawn import Step, close_from
+from sandbox.kernel.spawn import Step, close_from, fork_reporting
 from sandbox.launch.finish import refused_code
 from sandbox.launch.run import launch
 from sandbox.launch.signals import Dispositions
@@ -20,15 +20,10 @@ from sandbox.manifest.home import Home
 
 def launch_detached(spec: LaunchSpec, home: Home, dispositions: Dispositions) -> None:
     """Start the task with a launcher of its own and return once it runs. Raises AgentboxError if it does not."""
-    reader, writer = os.pipe()
     try:
-        pid = os.fork()
+        pid, reader = fork_reporting(lambda report: _background(spec, home, dispositions, report))
     except OSError as error:
         raise AgentboxError(f"cannot fork: {error.strerror}", fix="check pid limits (ulimit -u)") from None
-    if pid == 0:
-        os.close(reader)
-        _background(spec, home, dispositions, writer)
-    os.close(writer)
     word = _read_all(reader)
     os.close(reader)
     code, _, text = word.decode("utf-8", "replace").partition(" ")

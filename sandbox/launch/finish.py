@@ -32,6 +32,7 @@ class Finished:
     outcome: str
     leftovers: list[Member] = field(default_factory=list)
     proven: bool = True
+    oom_kills: int = 0
 
 
 def finish(started: Started, ended: Ended, writer: Writer) -> Finished:
@@ -42,12 +43,16 @@ def finish(started: Started, ended: Ended, writer: Writer) -> Finished:
     """
     target = _target(started)
     order = _standing(started)
+    oom_kills = oom_kills_since(started)
     if ended.timed_out or ended.hung_up:
         finished = _end_by_us(started, ended, target)
     elif order.word == "STOP":
         finished = _ended_by_order(started, ended, target)
     else:
         finished = _ended_by_itself(started, ended, target)
+    finished.oom_kills = oom_kills
+    if oom_kills and finished.outcome == "signaled" and ended.signal == signal.SIGKILL:
+        finished.outcome = "oom"
     _record(started, finished, order, writer)
     if finished.proven and not _kept(started):
         _remove(started, target)
@@ -109,8 +114,6 @@ def _ended_by_order(started: Started, ended: Ended, target: Target) -> Finished:
 def _ended_by_itself(started: Started, ended: Ended, target: Target) -> Finished:
     """The command came to its own end; what it left is ended and listed, unless it is to be kept."""
     outcome = "exited" if ended.signal is None else "signaled"
-    if ended.signal == signal.SIGKILL and oom_kills_since(started) > 0:
-        outcome = "oom"
     if _kept(started):
         left = [m for backend, box in target.boxes() for m in backend.members(box, 1.0) or []]
         return Finished(ended, outcome, left)
@@ -138,6 +141,7 @@ def _record(started: Started, finished: Finished, order: Order, writer: Writer) 
             reason=order.reason if finished.outcome in ("killed", "stopped") else None,
             leftovers=[m.as_dict() for m in finished.leftovers],
             proven=finished.proven,
+            oom_kills=finished.oom_kills,
         )
         if started.spec.new_run:
             writer.append("run.ended", sync=True, code=ended.code, outcome=finished.outcome)
@@ -156,6 +160,8 @@ def report_leftovers(finished: Finished, on_exit: str) -> None:
     for member in finished.leftovers:
         what = " ".join(member.argv or [member.comm or "?"])[:120]
         warn(f"{'kept' if on_exit == 'leave' else 'ended'} what the command left: pid {member.pid} {what!r}")
+    if finished.oom_kills:
+        warn(f"the kernel killed {finished.oom_kills} of its processes for lack of memory")
     if not finished.proven:
         warn("some of it could not be proven dead; see `agentbox reconcile`")
 

@@ -107,7 +107,7 @@ class TestCommandThatIsNone:
         assert way(script(tmp_path, b"#!/etc/passwd\n")) == 126
 
     def test_binary_of_another_machine(self, way: Way, tmp_path: Path) -> None:
-        text = b"\x7fELF\2\1\1" + bytes(9) + b"\2\0\xff\xff\1\0\0\0" + bytes(40) + b"\n"
+        text = b"\x7fELF\2\1\1" + bytes(9) + b"\2\0\x70\x70\1\0\0\0" + bytes(40) + b"\n"
         assert way(script(tmp_path, text)) in (126, 127, 2)  # sh tries to read it, as execvp(3) has it
 
 
@@ -329,9 +329,16 @@ class TestInherited:
 
     @pytest.mark.parametrize("detach", [False, True])
     def test_parent_that_ignores_sigchld(self, detach: bool) -> None:
-        program = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+        program = (
+            "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+        )
         options = ["-d"] if detach else []
-        argv = [sys.executable, "-c", program, *agentbox_argv("run", "--run-id", "r", *options, "--", "sh", "-c", "exit 3")]
+        argv = [
+            sys.executable,
+            "-c",
+            program,
+            *agentbox_argv("run", "--run-id", "r", *options, "--", "sh", "-c", "exit 3"),
+        ]
         done = subprocess.run(argv, env=agentbox_env(), capture_output=True, text=True, timeout=60)
         assert done.returncode == (0 if detach else 3), done.stderr
         agentbox("wait", "r", check=3)
