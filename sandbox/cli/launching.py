@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from sandbox.boxes.base import Backend, Limits
 from sandbox.cli import values
@@ -17,6 +18,8 @@ from sandbox.launch.signals import Dispositions
 from sandbox.launch.spec import LaunchSpec
 from sandbox.launch.supervise import exit_as
 from sandbox.manifest.home import Home
+
+CONTAINER_ONLY = ("mount", "network", "read_only", "cap_add", "user", "workdir", "docker_sock")
 
 
 def add_options(parser: Parser) -> None:
@@ -50,6 +53,14 @@ def add_options(parser: Parser) -> None:
         help="end it after, such as 2h (exit 124)",
     )
     add("--on-exit", choices=["kill", "leave"], default="kill", help="what is left when the command ends")
+    add = parser.add_argument_group("containers (with --image)").add_argument
+    add("--mount", action="append", default=[], metavar="SPEC", help="as docker's --mount (repeatable)")
+    add("--network", metavar="N", help="none, bridge, host or a network's name")
+    add("--read-only", action="store_true", help="the root file system can't be written")
+    add("--cap-add", action="append", default=[], metavar="CAP", help="keep a capability (repeatable)")
+    add("--user", metavar="UID[:GID]", help="instead of the caller's own")
+    add("--workdir", metavar="DIR", help="instead of the working directory")
+    add("--docker-sock", action="store_true", help="hand the engine's own socket in: opens the box")
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -70,6 +81,9 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         raise AgentboxError("no command given", fix=f"{parser.prog} … -- COMMAND", code=USAGE)
     if given.image == "":
         raise AgentboxError("--image names no image", fix="give one, or leave --image out", code=USAGE)
+    if not given.image and (given_alone := [n for n in CONTAINER_ONLY if getattr(given, n)]):
+        option = f"--{given_alone[0].replace('_', '-')}"
+        raise AgentboxError(f"{option} is for containers", fix="add --image IMAGE", code=USAGE)
     if given.image and given.backend not in ("auto", "docker"):
         raise AgentboxError(f"--image does not go with --backend {given.backend}", fix="leave one out", code=USAGE)
     return given
@@ -90,7 +104,24 @@ def spec_of(given: argparse.Namespace, run_id: str, task_id: str, *, new_run: bo
         limits=Limits(given.memory, given.pids, given.cpus, given.limits == "best-effort"),
         timeout=given.timeout,
         on_exit=given.on_exit,
+        container=_container(given) if given.image else {},
     )
+
+
+def _container(given: argparse.Namespace) -> dict[str, Any]:
+    """The keys of BoxSpec.container (boxes.docker_spec.KEYS)."""
+    wanted = {
+        "image": given.image,
+        "mounts": given.mount,
+        "network": given.network,
+        "read_only": given.read_only,
+        "caps": given.cap_add,
+        "user": given.user,
+        "workdir": given.workdir,
+        "docker_sock": given.docker_sock,
+        "env": [pair.partition("=")[0] for pair in given.env],
+    }
+    return {key: value for key, value in wanted.items() if value}
 
 
 def carry_out(spec: LaunchSpec, home: Home, dispositions: Dispositions, printed: str) -> int:
