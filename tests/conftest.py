@@ -13,6 +13,7 @@ import pytest
 
 from tests import leaks
 from tests.beds import space
+from tests.beds.base import sweep
 from tests.beds.dockerd import Dockerd, Host
 from tests.support import is_alive
 
@@ -45,10 +46,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def leak_session(request: pytest.FixtureRequest) -> Iterator[leaks.Session]:
-    """The session's mark."""
-    session = leaks.Session(own_machine=request.config.getoption("--bed") not in ("host", "dockerd"))
+    """The session's mark, and the gate of what outlives a test: fixtures of a module or the session."""
+    session = leaks.Session(own_machine=request.config.getoption("--bed") != "host")
+    gate = leaks.Gate(session, lambda: None)
     yield session
+    left = gate.leaks()
     session.close()
+    if left:
+        pytest.fail(f"the session left behind: {left}", pytrace=False)
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +120,7 @@ def docker_session() -> Iterator[Dockerd]:
     """The session's private docker engine; tests take `dockerd`."""
     if why := Host("dockerd").missing():
         pytest.skip(f"bed dockerd: {why}")
-    space.sweep()
+    sweep()
     daemon = Dockerd()
     yield daemon
     daemon.remove()

@@ -89,7 +89,7 @@ def test_files_and_functions_are_short(path: Path) -> None:
 
 def test_the_project_speaks_of_itself_alone() -> None:
     """No path of a machine that it was made on, no registry's host."""
-    hosts = ("pypi" + ".org", "registry." + "npmjs", "deb." + "debian.org", "github" + ".com/")
+    hosts = ("pypi" + ".org", "registry." + "npmjs", "deb." + "debian.org")
     paths = ("/" + "work/", "/" + "farm/", "/" + "root/")
     for path in sorted(TREE.rglob("*")):
         inside = path.relative_to(TREE).parts

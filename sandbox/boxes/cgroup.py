@@ -145,7 +145,7 @@ class CgroupBackend:
     def parents(self, run_id: str, hint: str | None = None) -> list[Box]:
         found: dict[str, None] = {}
         for path in (hint, *self._likely(run_id)):
-            if path and os.path.basename(path) == run_id and os.path.isdir(path):
+            if path and os.path.basename(path) == run_id and Cgroup(path).exists():
                 found[path] = None
         if not found:
             found = {path: None for path in self._runs_below() if os.path.basename(path) == run_id}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -125,6 +126,7 @@ class Engine:
     def __init__(self, seconds: float = ASK_SECONDS) -> None:
         self.address = address()
         self.api: Any = self.bounded(seconds, lambda: _connect(self.address, seconds))
+        weakref.finalize(self, self.api.close)
 
     @property
     def socket(self) -> str | None:
@@ -146,6 +148,8 @@ class Engine:
         except docker.errors.APIError as error:
             raise _rejected(error) from None
         except (requests.RequestException, docker.errors.DockerException, OSError, ValueError) as error:
+            if hasattr(self, "api"):
+                self.api.close()  # of a connection that failed nothing is kept for the next question
             raise self._unanswered(error, seconds) from None
 
     def _unanswered(self, error: Exception, seconds: float) -> Unavailable:
@@ -223,9 +227,18 @@ def address() -> dict[str, Any]:
 
 
 def _connect(where: Mapping[str, Any], seconds: float) -> Any:
+    """A client that speaks the engine's own version. It is asked by a first one, whose connection can be closed."""
     from docker import APIClient
+    from docker.constants import MINIMUM_DOCKER_API_VERSION
 
-    return APIClient(**where, version="auto", timeout=seconds)
+    first = APIClient(**where, version=MINIMUM_DOCKER_API_VERSION, timeout=seconds)
+    try:
+        version = first.version(api_version=False)["ApiVersion"]
+    except KeyError:
+        raise ValueError("what answers there is no docker engine") from None
+    finally:
+        first.close()
+    return APIClient(**where, version=version, timeout=seconds)
 
 
 def _rejected(error: Any) -> Rejected:

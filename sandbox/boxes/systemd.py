@@ -66,7 +66,7 @@ class SystemdBackend(CgroupBackend):
         if len(parent.id) > UNIT_NAME_MAX:
             raise AgentboxError(f"run id {spec.run_id} is too long for a unit name", fix="choose a shorter --run-id")
         path = parent.cgroup or ""
-        if os.path.isdir(path) and home_of(path) not in (None, self.home):
+        if Cgroup(path).exists() and home_of(path) not in (None, self.home):
             raise AgentboxError(
                 f"run id {spec.run_id} is in use by another AGENTBOX_HOME", fix="choose another --run-id"
             )
@@ -77,7 +77,7 @@ class SystemdBackend(CgroupBackend):
         self._ask(lambda: str(bus.start_slice(socket, parent.id, text, run_limits)))
         mark_home(path, self.home)
         scope = scope_name(self.home, spec.run_id, spec.task_id)
-        if os.path.isdir(f"{path}/{scope}"):
+        if Cgroup(f"{path}/{scope}").exists():
             raise AgentboxError(f"unit {scope} exists already", fix=f"see `agentbox inspect {spec.run_id}`")
         box = Box(self.name, scope, spec.run_id, spec.task_id, f"{path}/{scope}", None, host_name())
         self._specs[scope] = replace(spec, limits=limits)
@@ -150,7 +150,7 @@ class SystemdBackend(CgroupBackend):
             parent = self._parent(run_id)
         except Unavailable:
             return []
-        return [parent] if os.path.isdir(parent.cgroup or "") and self._is_ours_run(parent) else []
+        return [parent] if Cgroup(parent.cgroup or "").exists() and self._is_ours_run(parent) else []
 
     def find(self, run_id: str, task_id: str, hint: str | None = None) -> Box | None:
         scope = scope_name(self.home, run_id, task_id)
@@ -174,7 +174,7 @@ class SystemdBackend(CgroupBackend):
             socket = self._available()
             self._ask(lambda: str(bus.stop_unit(socket, box.id)))
         except AgentboxError:
-            return not os.path.isdir(box.cgroup or "")
+            return not Cgroup(box.cgroup or "").exists()
         return True
 
     def runs(self) -> Iterator[Box]:

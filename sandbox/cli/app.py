@@ -9,8 +9,26 @@ from typing import Annotated
 import typer
 
 from sandbox import __version__
-from sandbox.cli import abort, doctor, inspect, kill, logs, ps, records, run, spawn, tree, wait
+from sandbox.cli import (
+    abort,
+    doctor,
+    estop,
+    inspect,
+    install_units,
+    kill,
+    logs,
+    pause,
+    ps,
+    records,
+    redirect,
+    run,
+    spawn,
+    tree,
+    wait,
+    watch,
+)
 from sandbox.errors import USAGE, AgentboxError, ReaderGone
+from sandbox.harness import gate
 from sandbox.launch.signals import Dispositions
 
 app = typer.Typer(
@@ -34,18 +52,37 @@ def _forward(name: str, about: str, act: Callable[[list[str]], int]) -> None:
     app.command(name, help=about, context_settings=settings)(command)
 
 
+def boundary(verb: str) -> Callable[[list[str]], int]:
+    """Only their help comes by this way: see cli.entry."""
+
+    def told(argv: list[str]) -> int:
+        sys.stdout.write(f"{gate.tick.__doc__ if verb == 'tick' else gate.gate.__doc__}\n\n{gate.__doc__}\n")
+        return 0
+
+    return told
+
+
 _forward("run", "Start an agent in a new run.", lambda argv: run.main(argv, Dispositions.inherited()))
 _forward("spawn", "Start one more task in a run.", lambda argv: spawn.main(argv, Dispositions.inherited()))
 _forward("kill", "End runs at once, proven.", kill.main)
 _forward("abort", "End runs by the ladder: order, grace, SIGTERM, kill.", abort.main)
+_forward("estop", "Emergency stop: end all runs, and let none start until it is lifted.", estop.main)
+
+_forward("gate", "Pass a boundary: exit 0 go on, 2 stop; holds while paused. For harnesses.", boundary("gate"))
+_forward("tick", "Mark a finished call: its name and tokens. For harnesses.", boundary("tick"))
 
 app.command("ps", help="List runs.")(ps.ps)
 app.command("inspect", help="Tell all that is known of a run, as JSON.")(inspect.inspect)
+app.command("pause", help="Hold a run at the next boundary of its workers.")(pause.pause)
+app.command("resume", help="Let a paused run go on.")(pause.resume)
+app.command("redirect", help="Change part of a fleet's plan by a table.")(redirect.redirect)
 app.command("tree", help="Show the processes of a run, box by box.")(tree.tree)
 app.command("logs", help="Print the output of a detached task.")(logs.logs)
 app.command("wait", help="Wait for a run to end, and exit as it did.")(wait.wait)
 app.command("manifest", help="Print the record of a run, or of all.")(records.manifest)
 app.command("verify", help="Check a run's record for changes.")(records.verify)
+app.command("watch", help="Enforce an emergency stop made by hand, and orders written by hand.")(watch.watch)
+app.command("install-units", help="Write systemd units, or print crontab lines.")(install_units.install_units)
 app.command("doctor", help="Try every backend, and say how to repair what does not work.")(doctor.doctor)
 
 

@@ -19,7 +19,8 @@ from sandbox.launch.signals import Dispositions
 from sandbox.launch.terminal import reserve_stdio
 
 LAUNCHING = ("run", "spawn")
-STOPPING = ("kill", "abort")
+STOPPING = ("kill", "abort", "estop")
+BOUNDARY = ("gate", "tick")
 OF_THE_COMMAND = (*LAUNCHING, "wait")
 """Verbs that exit as a command did: what goes wrong with agentbox itself must not look like that."""
 
@@ -66,10 +67,14 @@ def _dispatch(verb: str, argv: list[str], dispositions: Dispositions) -> int:
         launching = run.main if verb == "run" else spawn.main
         return launching(argv[1:], dispositions)
     if verb in STOPPING:
-        from sandbox.cli import abort, kill
+        from sandbox.cli import abort, estop, kill
 
-        stopping = kill.main if verb == "kill" else abort.main
+        stopping = {"kill": kill.main, "abort": abort.main, "estop": estop.main}[verb]
         return stopping(argv[1:])
+    if verb in BOUNDARY and not {"-h", "--help"} & set(argv):
+        from sandbox.harness import gate
+
+        return (gate.tick if verb == "tick" else gate.gate)(argv[1:], dict(os.environ))
     from sandbox.cli.app import main as app_main
 
     return app_main(argv)

@@ -1,4 +1,4 @@
-"""What `kill` and `abort` share: which runs, what is printed, and the exit status."""
+"""What `kill`, `abort` and `estop` share: which runs, what is printed, and the exit status."""
 
 from __future__ import annotations
 
@@ -46,20 +46,16 @@ def stop_runs(given: argparse.Namespace, act: Act) -> int:
     if task is not None:
         _check_task(home, runs, task)
     stops = carry_out(home, [target_of(home, run, task) for run in runs], given.reason or "asked for", act)
-    _print(stops, given.json)
+    say(json.dumps([s.as_receipt() for s in stops]) + "\n" if given.json else "".join(map(told, stops)))
     for stop in stops:
-        for line in stop.warnings:
-            warn(f"{stop.run_id}: {line}")
-        for member in stop.escapees:
-            warn(f"{stop.run_id}: carries the run's mark but lives outside of its boxes: {_line(member)}")
+        warn_of(stop)
     return max((_code(stop) for stop in stops), key=_gravity, default=PROVEN_EMPTY)
 
 
-def _print(stops: list[Stop], as_json: bool) -> None:
+def say(text: str) -> None:
     """An output that can't be written changes nothing of the stop, nor of the exit status."""
-    rows = [{"run_id": s.run_id, "task_id": s.task_id, **s.as_record()} for s in stops]
     try:
-        output(json.dumps(rows) + "\n" if as_json else "".join(map(_told, stops)))
+        output(text)
     except ReaderGone:
         return
     except AgentboxError as error:
@@ -96,7 +92,16 @@ def _gravity(code: int) -> int:
     return (PROVEN_EMPTY, NOT_RECORDED, NOT_PROVEN).index(code)
 
 
-def _told(stop: Stop) -> str:
+def warn_of(stop: Stop) -> None:
+    """What went wrong in a stop, and what was seen outside of its boxes."""
+    for line in stop.warnings:
+        warn(f"{stop.run_id}: {line}")
+    for member in stop.escapees:
+        warn(f"{stop.run_id}: carries the run's mark but lives outside of its boxes: {_line(member)}")
+
+
+def told(stop: Stop) -> str:
+    """A stop as a person reads it: a line, and one for each process."""
     what = stop.run_id if stop.task_id is None else f"{stop.run_id} task {stop.task_id}"
     if stop.proof == "empty" and not stop.processes:
         return f"{what}: empty, nothing was alive\n"

@@ -116,8 +116,8 @@ def _touch(path: str) -> None:
 
 def lift(home: Home) -> bool:
     """Take the emergency stop away; False if it was not on. Raises Refused inside of a box, AgentboxError."""
-    refuse_inside("the emergency stop is lifted from outside of any box alone")
     path = home.emergency_stop
+    _refuse_inside(path)
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):
             os.rmdir(path)
@@ -132,13 +132,13 @@ def lift(home: Home) -> bool:
     return True
 
 
-def refuse_inside(why: str) -> None:
-    """Raise Refused (75) if this process is in a box, by its own cgroup; also where that can't be told."""
+def _refuse_inside(path: str) -> None:
+    """Own cgroup decides, not the environment; what can't be told counts as inside."""
     own = own_box()
-    if own is not None:
-        raise Refused(f"{why}, and this is inside of run {own.run_id}", fix="do it in a shell of your own")
-    if cgroup_of() is None:
-        raise Refused(f"{why}, and this process's own cgroup cannot be told", fix="see `agentbox doctor`")
+    where = f"this is inside of run {own.run_id}" if own else "this process's own cgroup cannot be told"
+    if own is not None or cgroup_of() is None:
+        what = f"the emergency stop is lifted from outside of any box alone, and {where}"
+        raise Refused(what, fix="do it in a shell of your own" if own else f"remove {path} by hand")
 
 
 def _one_line(text: str) -> str:

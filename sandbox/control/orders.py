@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -76,7 +76,19 @@ def write_order(path: str, word: str, *, reason: str = "", by: str = "") -> Orde
     """
     standing = read_order(path)
     order = Order(word, standing.generation + 1, _one_line(reason), _one_line(by), now())
-    text = f"{word} {order.generation}\nat: {order.at}\nby: {order.by}\nreason: {order.reason}\n"
+    _put(path, order, os.rename)
+    return order
+
+
+def create_order(path: str, *, by: str) -> Order:
+    """Make the first order, RUN, of a run or task. FileExistsError if one is there: it was made, or stopped, before."""
+    order = Order("RUN", 1, "created", _one_line(by), now())
+    _put(path, order, os.link)
+    return order
+
+
+def _put(path: str, order: Order, place: Callable[[str, str], None]) -> None:
+    text = f"{order.word} {order.generation}\nat: {order.at}\nby: {order.by}\nreason: {order.reason}\n"
     folder, name = os.path.split(path)
     temporary = f"{folder}/.{name}.{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -85,14 +97,11 @@ def write_order(path: str, word: str, *, reason: str = "", by: str = "") -> Orde
         if os.write(fd, raw) != len(raw):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(fd)
-        os.rename(temporary, path)
-    except OSError:
-        _unlink(temporary)
-        raise
+        place(temporary, path)
     finally:
         os.close(fd)
+        _unlink(temporary)
     fsync_directory(folder)
-    return order
 
 
 def order_stop(path: str, *, reason: str, by: str) -> tuple[Order, str]:

@@ -55,8 +55,12 @@ class Stop:
     recorded: bool = True
     from_inside: bool = False
 
+    def as_receipt(self) -> dict[str, Any]:
+        """As `--json` gives it."""
+        return {"run_id": self.run_id, "task_id": self.task_id, **self.as_record()}
+
     def as_record(self) -> dict[str, Any]:
-        """The receipt's fields, as the manifest and `--json` give them."""
+        """The receipt's fields, as the manifest keeps them."""
         return {
             "reason": self.reason,
             "asked_by": self.by,
@@ -101,14 +105,14 @@ def kill(target: Target, stop: Stop, seconds: float = KILL_SECONDS) -> Stop:
             return _kill_from_inside(target, stop, found)
         _freeze_and_photograph(found, stop)
         stop.proof = _kill_all(found, deadline)
-        if target.unreachable:
-            stop.proof = "unknown" if stop.proof == "empty" else stop.proof
         settled = orders.stands_for_good(target.order_path, reason=stop.reason, by=stop.by)
         if stop.proof == "empty" and settled and not _any_alive(target.boxes()):
             break
         if time.monotonic() >= deadline:
             break
     stop.warnings += target.unreachable
+    if target.unreachable and stop.proof == "empty":
+        stop.proof = "unknown"
     if stop.proof == "empty":
         stop.empty_at = now()
     else:

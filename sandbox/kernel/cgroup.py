@@ -40,7 +40,19 @@ class Cgroup:
         return Cgroup(f"{self.path}/{name}")
 
     def exists(self) -> bool:
-        return os.path.isdir(self.path)
+        """Is it there? A directory above that its owner has locked is opened: an agent could hide its box so.
+
+        What lies behind another user's lock can't be a box of ours, and counts as not there.
+        """
+        for _ in range(2):
+            try:
+                os.stat(self.path)
+                return True
+            except PermissionError:
+                _open_way(self.path)
+            except OSError:
+                break
+        return False
 
     def contains(self, path: str) -> bool:
         """Is cgroup `path`, as /proc/PID/cgroup tells it, this group or below it?"""
@@ -210,6 +222,15 @@ def _process_of(tid: int) -> int:
     except OSError:
         pass
     return 0
+
+
+def _open_way(path: str) -> None:
+    """Make the directories above `path` searchable again, where they are ours."""
+    parts = path.split("/")
+    for count in range(2, len(parts)):
+        above = "/".join(parts[:count])
+        if not os.access(above, os.X_OK, effective_ids=True):
+            _give_rights_back(above, above)
 
 
 def _give_rights_back(directory: str, path: str) -> None:

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 ARGV_BYTES = 4096
@@ -151,6 +152,22 @@ def own_environ() -> dict[bytes, bytes]:
 
 def all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def wall_start(start_ticks: int) -> str:
+    """A start in clock ticks since boot as wall-clock time (UTC, RFC 3339, whole seconds)."""
+    import time
+
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(_boot_time() + start_ticks // _TICKS))
+
+
+@lru_cache(maxsize=1)
+def _boot_time() -> int:
+    """The `btime` of /proc/stat: the same at each reading, which now minus the uptime is not."""
+    for line in read_bytes("/proc/stat", 1 << 20).split(b"\n"):
+        if line.startswith(b"btime "):
+            return int(line.split()[1])
+    return 0
 
 
 def wchan(pid: int) -> str:

@@ -15,3 +15,17 @@ def memory_of(pid: int, start_ticks: int | None) -> int | None:
         return None
     stat = read_stat(pid)
     return resident if stat and stat.start_ticks == start_ticks else None
+
+
+def cpu_of(pid: int, start_ticks: int | None) -> float | None:
+    """Processor time so far in seconds, user and system, or None as for `memory_of`."""
+    import psutil
+
+    from sandbox.kernel.procfs import read_stat
+
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    stat = read_stat(pid)
+    return round(float(times.user + times.system), 2) if stat and stat.start_ticks == start_ticks else None

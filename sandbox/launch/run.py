@@ -13,6 +13,7 @@ from sandbox.boxes.base import LAUNCHER_SUFFIX, Backend, BoxSpec
 from sandbox.boxes.registry import choose
 from sandbox.boxes.where import own_box
 from sandbox.control import orders
+from sandbox.control.under_way import is_under_way
 from sandbox.errors import NOT_EXECUTABLE, NOT_FOUND, AgentboxError, Refused
 from sandbox.kernel.spawn import Step, find_command
 from sandbox.launch.environment import environment
@@ -66,13 +67,17 @@ def prepare(spec: LaunchSpec, home: Home) -> tuple[RunDir, Writer, Backend]:
     own = own_box()
     writer = Writer(run.manifest, spec.run_id, by=whoami(inside=own is not None))
     if not spec.new_run:
+        if is_under_way(run):
+            raise Refused(f"a redirect of run {run.run_id} is under way", fix="wait for it, then try again")
         claim_task(run, spec.task_id)
         return run, writer, backend
     run.create()
     try:
-        orders.write_order(run.control, "RUN", reason="created", by=f"uid {os.getuid()}")
+        orders.create_order(run.control, by=f"uid {os.getuid()}")
         _record_created(spec, writer, backend, own.run_id if own else None)
         claim_task(run, spec.task_id)
+    except FileExistsError:
+        raise Refused(f"run {run.run_id} was stopped before its start", fix="start a new run") from None
     except (AgentboxError, OSError) as error:
         _discard(run)
         if isinstance(error, AgentboxError):
@@ -104,16 +109,11 @@ def leave_own_task(spec: LaunchSpec, home: Home, run: RunDir, backend: Backend) 
 def claim_task(run: RunDir, task_id: str) -> None:
     """Take a task's id: its order file is made by one caller alone. Raises AgentboxError if it is taken."""
     path = run.task_order(task_id)
-    mine = False
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        mine = True
-        orders.write_order(path, "RUN", reason="created", by=f"uid {os.getuid()}")
+        orders.create_order(path, by=f"uid {os.getuid()}")
     except FileExistsError:
         raise AgentboxError(f"task id {task_id} is taken in run {run.run_id}", fix="choose another --task") from None
     except OSError as error:
-        if mine:
-            os.unlink(path)
         raise AgentboxError(f"{path} cannot be written: {error.strerror}", fix="see `agentbox doctor`") from None
 
 

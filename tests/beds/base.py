@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from tests.beds import space
+
 TREE = Path(__file__).resolve().parents[2]
 INSIDE = Path("/testbed")  # in a bed: tree/ is the project, site/ its environment, job/ what to run
+SCRATCH = Path("/var/tmp")  # a real disk: /tmp is memory on many machines
 CI = os.environ.get("CI") == "true"
 
 _LEFT_OUT = shutil.ignore_patterns(
@@ -99,7 +103,18 @@ def cache_dir() -> Path:
 
 def scratch(what: str) -> Path:
     """A new folder for one bed, on a real disk."""
-    return Path(tempfile.mkdtemp(prefix=f"agentbox-{what}-", dir="/var/tmp"))
+    return Path(tempfile.mkdtemp(prefix=f"testbed.{space.owner()}.{what}-", dir=SCRATCH))
+
+
+def sweep() -> None:
+    """Remove what test sessions that were killed have left: cgroups and folders that carry their owner's name."""
+    mount = space.cgroup2_mount()
+    for path in mount.glob("testbed.*.*.*") if mount else ():
+        if not space.owner_lives(path.name):
+            space.end_tree(path)
+    for path in SCRATCH.glob("testbed.*.*.*"):
+        if not space.owner_lives(path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def site_packages() -> Path:
@@ -116,11 +131,12 @@ def copy_tree(target: Path) -> None:
 
 
 def tail(path: Path, lines: int = 60) -> str:
-    """The last lines of a log, "" if there is none."""
+    """The last lines of a log without blank ones and a terminal's escapes, "" if there is none."""
     try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", path.read_text(errors="replace"))
     except OSError:
         return ""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
 
 
 def wait_until(done: Callable[[], bool], timeout: float, what: str) -> None:

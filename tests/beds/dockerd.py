@@ -137,7 +137,7 @@ class Dockerd:
         if self.pid is not None:
             return
         self.starts += 1
-        cgroup = space.cgroup_name(f"{self.folder.name}.{self.starts}")
+        cgroup = f"{self.folder.name}.{self.starts}"
         self.cgroups.append(self.mount / cgroup)
         (self.folder / "config").write_text("{}")  # not the machine's own /etc/docker/daemon.json
         # dockerd refuses to start if another process has its old pid by now

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from tests.beds import root, space
-from tests.beds.base import INSIDE, Job, copy_tree, missing_tools, scratch, tail
+from tests.beds.base import INSIDE, Job, copy_tree, missing_tools, scratch, sweep, tail
 
 _TOOLS = ("systemd-nspawn", "mmdebstrap", "unshare", "setpriv")
 
@@ -29,6 +29,7 @@ class Nspawn:
 
     def start(self, job: Job) -> Container:
         """Boot a fresh copy of the root and begin the job."""
+        sweep()
         folder = scratch(self.name)
         try:
             root.run(["cp", "-a", "--reflink=auto", str(root.root()), str(folder / "root")])
@@ -37,7 +38,7 @@ class Nspawn:
             (folder / "job").chmod(0o777)
             if self.user:
                 (folder / "job" / "user").write_text(self.user)
-            return Container(folder, self.name)
+            return Container(folder)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -46,10 +47,10 @@ class Nspawn:
 class Container:
     """A booted root; `folder` has root/, tree/ and job/ and goes with it."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.reports = folder / "job" / "reports.jsonl"
-        self.cgroup = space.cgroup_name(name)
+        self.cgroup = folder.name
         argv = ["env", "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1", "systemd-nspawn", "--quiet", "--boot"]
         argv += [f"--directory={folder}/root", "--register=no", "--keep-unit"]
         argv += ["--private-network", "--resolv-conf=off", "--timezone=off"]

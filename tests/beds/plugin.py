@@ -11,6 +11,7 @@ CI=true.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import defaultdict
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.beds.base import CI, Bed, Job, Running
+from tests.beds.base import CI, Bed, Job, Running, wait_until
 from tests.beds.dockerd import Host
 from tests.beds.nspawn import Nspawn
 from tests.beds.vm import VmBed
@@ -219,12 +220,19 @@ class BedRun:
                 self.failed = f"no report for {SILENCE:g} s"
             else:
                 time.sleep(0.05)
-        if self.failed:
-            self.stop()
+        if nodeid not in self.finished:
+            self._let_end()
         if nodeid in self.finished:
             return self.lines[nodeid], ""
         why = self.failed or "the pytest inside ended without running this test"
         return self.lines[nodeid], f"{why}\n{self.collect_errors}".rstrip()
+
+    def _let_end(self) -> None:
+        """Let a bed that is through print its last words, then end it."""
+        with contextlib.suppress(TimeoutError):
+            if self.ended and self.running is not None:
+                wait_until(lambda: self.running is None or not self.running.alive(), 15, "bed ends")
+        self.stop()
 
     def _read(self) -> bool:
         """Take the whole lines that came since; False if none did."""

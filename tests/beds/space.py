@@ -57,9 +57,15 @@ def is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def cgroup_name(what: str) -> str:
-    """A cgroup name that tells which test session it belongs to."""
-    return f"{PREFIX}.{os.getpid()}.{start_ticks(os.getpid())}.{what}"
+def owner() -> str:
+    """This test session as a part of a name: `PID.START`."""
+    return f"{os.getpid()}.{start_ticks(os.getpid())}"
+
+
+def owner_lives(name: str) -> bool:
+    """Whether the session that owns `PREFIX.PID.START.WHAT` still runs."""
+    _, pid, ticks, _ = name.split(".", 3)
+    return not pid.isdigit() or str(start_ticks(int(pid))) == ticks
 
 
 def clean_env() -> dict[str, str]:
@@ -136,14 +142,3 @@ def end_tree(top: Path, timeout: float = 10) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def sweep() -> None:
-    """End the cgroups of test sessions that were killed, told by the pid and start in the name."""
-    mount = cgroup2_mount()
-    if mount is None:
-        return
-    for path in mount.glob(f"{PREFIX}.*.*.*"):
-        _, pid, ticks, _ = path.name.split(".", 3)
-        if str(start_ticks(int(pid))) != ticks:
-            end_tree(path)

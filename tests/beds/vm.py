@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.beds import root, space
-from tests.beds.base import Job, copy_tree, missing_tools, scratch, tail
+from tests.beds.base import Job, copy_tree, missing_tools, scratch, sweep, tail
 
 _TOOLS = ("qemu-system-x86_64", "qemu-img", "mkfs.ext4", "mmdebstrap", "setpriv")
 _NOT_INSIDE = ("mypy", "mypyc", "ruff", "pip", "setuptools", "*.dist-info/RECORD")
@@ -42,6 +42,7 @@ class Vm:
     """A machine whose disk lasts from boot to boot. End it with `remove`, or use it as a context manager."""
 
     def __init__(self) -> None:
+        sweep()
         self.folder = scratch("vm")
         try:
             self.disk = self.folder / "disk.qcow2"

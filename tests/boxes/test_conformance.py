@@ -208,7 +208,7 @@ def test_waiting_ends_at_its_deadline_and_at_emptiness(scene: Scene) -> None:
 
 
 def test_usage_counts_the_subtree(scene: Scene) -> None:
-    box, child = scene.run(["sh", "-c", "sleep 900 & setsid sleep 900 & wait"])
+    box, _ = scene.run(["sh", "-c", "sleep 900 & setsid sleep 900 & wait"])
     wait_for(lambda: scene.backend.usage(box).pids == 3)
     scene.run(SLEEP, "second")
     usage = scene.backend.usage(scene.parent())

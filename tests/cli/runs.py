@@ -71,7 +71,7 @@ def one_line(done: Done, *words: str) -> str:
     assert len(lines) == 1, done.stderr
     (line,) = lines
     assert line.startswith("agentbox: "), line
-    assert "Traceback" not in line and "unexpected" not in line, line
+    assert "Traceback" not in line and "unexpected: " not in line, line
     assert line.isprintable() and len(line) < 600, line
     for word in words:
         assert word in line, (word, line)

@@ -132,7 +132,7 @@ def test_argument_list_too_long_for_the_kernel(home: Path) -> None:
     env = agentbox_env()
     limit = resource.getrlimit(resource.RLIMIT_STACK)[0] // 4
     filler = "f" * 100_000
-    argv = [*agentbox_argv("run", "--run-id", "r", "--", "true"), *[filler] * (limit // 100_008 - 1)]
+    argv = [*agentbox_argv("run", "--run-id", "r", "--", "true"), *[filler] * (limit // 100_008)]
     low, high = 0, 110_000
     while high - low > 1:  # the longest last word with which agentbox itself can be started
         middle = (low + high) // 2
@@ -276,7 +276,7 @@ class TestKilled:
 
 
 class TestDaemonThatHoldsTheOutput:
-    LINE = "sleep 901 & echo $!; exit 3"
+    LINE = "sleep 901 & until read name < /proc/$!/comm && [ $name = sleep ]; do :; done; echo $!; exit 3"
 
     def test_pipe_reader_gets_its_end(self) -> None:
         """As in `agentbox run -- … | cat`: cat ends because what held the pipe is ended."""
@@ -294,19 +294,13 @@ class TestDaemonThatHoldsTheOutput:
         assert out.strip() in ended and "sleep 901" in ended and "ended" in ended
 
     def test_left_on_purpose(self, tmp_path: Path) -> None:
-        with open(tmp_path / "out", "w") as out:
-            done = subprocess.run(
-                agentbox_argv("run", "--run-id", "r", "--on-exit", "leave", "--", "sh", "-c", self.LINE),
-                env=agentbox_env(),
-                stdout=out,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=30,
-            )
+        argv = agentbox_argv("run", "--run-id", "r", "--on-exit", "leave", "--", "sh", "-c", self.LINE)
+        with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
+            done = subprocess.run(argv, env=agentbox_env(), stdout=out, stderr=err, timeout=30)
         pid = int((tmp_path / "out").read_text())
         assert done.returncode == 3
-        kept = done.stderr.splitlines()[1]
-        assert f"pid {pid}" in kept and "kept" in kept
+        kept = (tmp_path / "err").read_text().splitlines()[1]
+        assert f"pid {pid}" in kept and "sleep 901" in kept and "kept" in kept
         assert is_alive(pid)
         assert inspect("r")["state"] == "leftovers"
         agentbox("wait", "r", check=3)

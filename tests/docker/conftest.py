@@ -40,12 +40,16 @@ class Lab:
         text = json.dumps({"image": IMAGE, **options})
         return [sys.executable, str(DRIVER), run_id, text, "--", *command]
 
-    def run(self, *command: str, stdin: bytes = b"", run_id: str = "", **options: Any) -> subprocess.CompletedProcess[bytes]:
+    def run(
+        self, *command: str, stdin: bytes = b"", run_id: str = "", **options: Any
+    ) -> subprocess.CompletedProcess[bytes]:
         """Launch in the foreground and wait for the end."""
         argv = self.argv(run_id or self.new_id(), *command, **options)
         return subprocess.run(argv, input=stdin, capture_output=True, cwd=self.work, timeout=120, check=False)
 
-    def start(self, run_id: str, *command: str, stdio: Any = subprocess.DEVNULL, **options: Any) -> subprocess.Popen[bytes]:
+    def start(
+        self, run_id: str, *command: str, stdio: Any = subprocess.DEVNULL, **options: Any
+    ) -> subprocess.Popen[bytes]:
         """Launch in the foreground and do not wait; ended with the test."""
         argv = self.argv(run_id, *command, **options)
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdio, stderr=subprocess.PIPE, cwd=self.work)
@@ -87,13 +91,14 @@ def lab(dockerd: Dockerd, home: Path, tmp_path: Path) -> Iterator[Lab]:
     work.mkdir()
     lab = Lab(home, work, dockerd)
     yield lab
+    dockerd.start()
+    # Containers first: the process that stands for one holds the launcher's stderr as long as it lives.
+    for container in lab.containers():
+        dockerd.engine.remove(container["Id"])
     for process in lab.started:
         if process.poll() is None:
             process.kill()
         process.communicate()
-    dockerd.start()
-    for container in lab.containers():
-        dockerd.engine.remove(container["Id"])
     _remove_cgroups(lab)
 
 

@@ -114,7 +114,9 @@ def test_what_a_command_leaves_behind_ends_and_holds_up_nothing(lab: Lab) -> Non
 def test_stdio_in_every_form(lab: Lab, redirection: str, command: str, code: int, output: bytes) -> None:
     (lab.work / "file").write_bytes(b"from a file")
     argv = lab.argv(lab.new_id(), "sh", "-c", command)
-    done = subprocess.run(["sh", "-c", f'"$@" {redirection}', "sh", *argv], capture_output=True, cwd=lab.work, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {redirection}', "sh", *argv], capture_output=True, cwd=lab.work, timeout=60
+    )
     assert (done.returncode, done.stdout) == (code, output)
     if redirection == ">file":
         assert (lab.work / "file").read_bytes() == b"new\n"
@@ -125,7 +127,9 @@ def test_a_signal_to_the_launcher_reaches_the_command(lab: Lab, number: signal.S
     run_id = lab.new_id()
     mark = lab.work / "got"
     name = number.name.removeprefix("SIG")
-    process = lab.running(run_id, "sh", "-c", f"trap 'echo {name} > got; exit 9' {name}; echo ready > up; while :; do sleep .1; done")
+    process = lab.running(
+        run_id, "sh", "-c", f"trap 'echo {name} > got; exit 9' {name}; echo ready > up; while :; do sleep .1; done"
+    )
     wait_for((lab.work / "up").exists)
     process.send_signal(number)
     assert process.wait(30) == 9

@@ -99,7 +99,9 @@ def test_a_paused_container(lab: Lab, api: Any) -> None:
 def test_a_process_from_docker_exec(lab: Lab, api: Any) -> None:
     run_id = lab.new_id()
     lab.running(run_id, "sleep", "900")
-    made = api.exec_create(lab.containers(run_id)[0]["Id"], ["sh", "-c", "while :; do echo x >> beat1; sleep .05; done"])
+    made = api.exec_create(
+        lab.containers(run_id)[0]["Id"], ["sh", "-c", "while :; do echo x >> beat1; sleep .05; done"]
+    )
     api.exec_start(made["Id"], detach=True)
     wait_for((lab.work / "beat1").exists)
     assert lab.backend().kill(lab.parent(run_id), soon()) == "empty"
@@ -185,17 +187,14 @@ def test_removal_in_progress(lab: Lab, api: Any) -> None:
 
 
 def test_a_prefix_and_a_pattern_of_the_id_are_other_runs(lab: Lab, stranger: str) -> None:
-    for run_id in ("demo-1", "demo-10", "a.b", "axb"):
+    base = lab.new_id()
+    names = one, ten, dot, x = f"{base}-1", f"{base}-10", f"{base}.b", f"{base}xb"
+    for run_id in names:
         lab.running(run_id, "sleep", "900")
-    for run_id in ("demo-1", "a.b"):
+    for run_id in (one, dot):
         assert lab.backend().kill(lab.parent(run_id), soon()) == "empty"
-    assert {run_id: lab.state(run_id) for run_id in ("demo-1", "demo-10", "a.b", "axb")} == {
-        "demo-1": "exited",
-        "demo-10": "running",
-        "a.b": "exited",
-        "axb": "running",
-    }
-    assert lab.backend().parents("demo") == []
+    assert [lab.state(run_id) for run_id in (one, ten, dot, x)] == ["exited", "running", "exited", "running"]
+    assert lab.backend().parents(base) == []
 
 
 def test_a_run_of_the_same_id_in_another_home_lives(lab: Lab, api: Any) -> None:

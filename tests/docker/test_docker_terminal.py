@@ -46,7 +46,9 @@ def screen(lab: Lab) -> Iterator[Screen]:
 
 def test_the_command_has_a_terminal_of_the_same_size(screen: Screen) -> None:
     # Engines before 23.0 set the size only once the command runs, and it learns of it by SIGWINCH.
-    child = screen.start("sh", "-c", "test -t 0 && test -t 1 && test -t 2 && until stty size 2>&-; do sleep .1; done; exit 6")
+    child = screen.start(
+        "sh", "-c", "test -t 0 && test -t 1 && test -t 2 && until stty size 2>&-; do sleep .1; done; exit 6"
+    )
     child.expect("31 97")
     assert screen.code() == 6
 
@@ -144,5 +146,3 @@ def test_the_terminal_is_hung_up(screen: Screen) -> None:
     child.expect("ready")
     child.close(force=False)
     wait_for(lambda: screen.lab.state(screen.run_id) == "exited", 30)
-
-

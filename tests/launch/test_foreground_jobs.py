@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pexpect
@@ -148,6 +149,28 @@ def test_raw_program_stops_itself(way: Way, whom: str, tmp_path: Path) -> None:
             sh.see("raw-on ")
             sh.tty.send(key)
             sh.see(f"got-{key.upper()} ")
+        sh.tty.send("q")
+        assert sh.status() == 9
+
+
+@every_way
+def test_below_a_wrapper_that_stops_with_its_command(way: Way, tmp_path: Path) -> None:
+    """As sudo does: it waits in the same group for its child to stop."""
+    (tmp_path / "wrapper.py").write_text("""
+import os, signal, sys
+pid = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ)
+while os.WIFSTOPPED(status := os.waitpid(pid, os.WUNTRACED)[1]):
+    os.kill(os.getpid(), signal.SIGSTOP)
+sys.exit(os.waitstatus_to_exitcode(status))
+""")
+    with shell() as sh:
+        sh.type(f"{sys.executable} {tmp_path}/wrapper.py {way.python(tmp_path, RAW, 'self')}")
+        sh.see("raw-on ")
+        sh.key("z")
+        sh.see("Stopped")
+        sh.status()
+        sh.type("fg")
+        sh.see("raw-on ")
         sh.tty.send("q")
         assert sh.status() == 9
 

@@ -105,6 +105,19 @@ def test_what_is_sent_to_the_launcher_reaches_the_command_once(way: Way) -> None
         assert process.wait(PATIENCE) == 7
 
 
+@every_way
+def test_what_the_command_sends_to_its_group_comes_once(way: Way) -> None:
+    program = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN})
+os.kill(0, signal.SIGRTMIN)
+print([signal.sigtimedwait({signal.SIGRTMIN}, 0.5) is not None for _ in range(2)])
+"""
+    argv = way.argv(sys.executable, "-ISc", program)
+    done = subprocess.run(argv, stdout=subprocess.PIPE, start_new_session=True, timeout=60)
+    assert done.stdout == b"[True, False]\n"
+
+
 @every_launcher
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "USR1"])
 def test_death_by_a_signal_to_the_launcher(way: Way, name: str, tmp_path: Path) -> None:

@@ -132,6 +132,16 @@ def test_terminal_closed_under_a_session_leader(way: Way, trap: str, tmp_path: P
 
 
 @every_way
+def test_session_leader_passes_the_hang_up_on(way: Way, tmp_path: Path) -> None:
+    """The kernel tells the leader of the session alone; bare, that is the command."""
+    program = f"trap 'exit 9' HUP; echo $$ >{tmp_path}/pid; while :; do sleep 0.1; done"
+    pid, master = open_terminal(way.argv("sh", "-c", program))
+    read_pid(tmp_path / "pid")
+    assert close_and_wait(pid, master)[0] == 9
+    wait_until(lambda: not session_members(pid), PATIENCE, "an empty session")
+
+
+@every_way
 @pytest.mark.parametrize("background", ["", " & wait"])
 def test_terminal_closed_under_a_shell(way: Way, background: str, tmp_path: Path) -> None:
     pid, master = open_terminal(["bash", "--norc", "--noprofile", "--noediting", "-i"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.stop.conftest import Staged
-from tests.stop.stage import Stage, agent
+from tests.stop.stage import agent, registered
 from tests.support import agentbox, wait_for
 
 DEPLOY = Path(__file__).with_name("deploy.sh")
@@ -32,7 +32,6 @@ TRICKS = [
     "nested_locked",
     "box_locked",
     "nested_threaded",
-    "box_threaded",
     "leader_gone",
     "hopper",
 ]
@@ -68,7 +67,7 @@ def test_deployment_stops_in_its_third_step(staged: Staged) -> None:
 def test_kill_ends_all(staged: Staged, trick: str) -> None:
     stage = staged(agent(trick))
     stage.start()
-    known = {pid for name, pid, ticks in registered(stage) if name in stage.registered_alive()}
+    known = {pid for name, pid, _ in registered(stage.folder) if name in stage.registered_alive()}
     found = stage.kill()
     stage.assert_stopped(found)
     if trick != "hopper":
@@ -76,14 +75,8 @@ def test_kill_ends_all(staged: Staged, trick: str) -> None:
     assert any(line.endswith(f"agents.py {trick}") for line in names(found))
 
 
-def registered(stage: Stage) -> list[tuple[str, int, int]]:
-    from tests.stop.stage import registered as look
-
-    return look(stage.folder)
-
-
 @EVERYWHERE
-@pytest.mark.parametrize("trick", ["nested_locked", "nested_threaded", "box_threaded", "box_locked", "leader_gone"])
+@pytest.mark.parametrize("trick", ["nested_locked", "nested_threaded", "box_locked", "leader_gone"])
 def test_kill_of_a_task_ends_all_of_it_alone(staged: Staged, trick: str, tmp_path: Path) -> None:
     """The task's own box, where there is no domain above it to kill at."""
     stage = staged(agent("attached"))
@@ -101,6 +94,19 @@ def test_kill_of_a_task_ends_all_of_it_alone(staged: Staged, trick: str, tmp_pat
     before = stage.beats()["beat-main"]
     wait_for(lambda: stage.beats()["beat-main"] > before, what="the other task does not beat")
     stage.assert_stopped(stage.kill())
+
+
+@pytest.mark.bed("host")
+@pytest.mark.parametrize("of", ["run", "task"])
+def test_kill_ends_a_box_that_was_made_threaded(staged: Staged, of: str) -> None:
+    """Without a manager, which would remove the box while it is empty."""
+    stage = staged(agent("box_threaded"))
+    stage.start()
+    box = Path(stage.inspect()["boxes"][0]["cgroup"]) / "main"
+    assert (box / "cgroup.type").read_text() == "threaded\n"
+    found = stage.kill(*(["--task", "main"] if of == "task" else []))
+    assert len(found["processes"]) == 2
+    stage.assert_stopped(found if of == "run" else None)
 
 
 @pytest.fixture
@@ -136,7 +142,7 @@ def test_kill_ends_a_thousand(staged: Staged) -> None:
     found = stage.kill()
     stage.assert_stopped(found)
     assert len(found["processes"]) == 1001
-    assert {line for line in names(found)} == {" ".join(stage.argv)}
+    assert set(names(found)) == {" ".join(stage.argv)}
 
 
 @pytest.mark.bed("vm")
@@ -171,7 +177,3 @@ def test_daemon_whose_command_has_ended(staged: Staged, how: str) -> None:
     assert stage.registered_alive() == []
     stage.twin_beats_on()
     assert stage.beats() == before
-
-
-def is_gone(run_id: str) -> Callable[[], bool]:
-    return lambda: agentbox("ps", "-q").stdout.find(run_id) < 0

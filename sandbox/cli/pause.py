@@ -1,0 +1,57 @@
+"""`agentbox pause` and `agentbox resume`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from sandbox.cli import values
+from sandbox.cli.selection import existing_run
+from sandbox.cli.table import seconds_text
+from sandbox.control import pause as control
+from sandbox.errors import printable
+from sandbox.manifest.home import Home
+from sandbox.manifest.ids import check_id
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="An id or a unique prefix.")]
+Task = Annotated[str, typer.Option(metavar="ID", help="This task alone.")]
+
+
+def pause(
+    run: Run,
+    task: Task = "",
+    wait: Annotated[str, typer.Option(metavar="TIME", help="Wait until all are quiet, at most so long.")] = "0",
+    as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
+) -> None:
+    """Exit 0 if every task is quiet, 1 if not yet."""
+    home = Home.locate()
+    run_id, task_id = existing_run(home, run), check_id(task, "task id") if task else None
+    seconds = values.duration(wait)
+    control.hold(home, run_id, task_id)
+    tasks, spent = control.wait_quiet(home, run_id, task_id, seconds)
+    quiet = all(one.quiet for one in tasks)
+    if as_json:
+        found = {"run_id": run_id, "quiet": quiet, "seconds": round(spent, 3), "tasks": [*map(control.as_dict, tasks)]}
+        sys.stdout.write(json.dumps(found) + "\n")
+    else:
+        sys.stdout.write(f"{run_id}: {'all quiet' if quiet else 'not quiet yet'} after {spent:.2f}s\n")
+        sys.stdout.writelines(_line(one) for one in tasks)
+    raise typer.Exit(0 if quiet else 1)
+
+
+def resume(run: Run, task: Task = "") -> None:
+    """Let every worker go on from where it holds."""
+    home = Home.locate()
+    run_id, task_id = existing_run(home, run), check_id(task, "task id") if task else None
+    order = control.release(home, run_id, task_id)
+    sys.stdout.write(f"{run_id}: {order.word} (generation {order.generation})\n")
+
+
+def _line(one: control.TaskQuiet) -> str:
+    since = "" if one.since is None else f" since {seconds_text(time.time() - one.since)}"
+    what = {"call": f"in {printable(one.call or '?')}", "no gate": "no gate: can't tell"}.get(one.state, one.state)
+    return f"  {one.task_id}: {what}{since}\n"

@@ -1,0 +1,116 @@
+"""Pause and resume: hold a run, or one task, at the next boundary, and tell when it is quiet.
+
+No SIGSTOP and no freeze: a worker holds itself at its gate (harness.gate). What a worker says of itself is shown
+with its time; a task that never passed a gate is reported as such, never as quiet.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox.boxes.where import own_box
+from sandbox.control import orders
+from sandbox.control.status import Status, status
+from sandbox.errors import USAGE, AgentboxError, Refused
+from sandbox.harness.beat import Mark, marks
+from sandbox.manifest.home import Home
+from sandbox.manifest.record import whoami
+from sandbox.manifest.writer import Writer
+
+LOOK_EVERY = 0.05
+
+
+@dataclass
+class TaskQuiet:
+    """`state`: quiet, call (in a tool call), idle (between calls), no gate, or ended. `since`: seconds since 1970."""
+
+    task_id: str
+    state: str
+    call: str | None = None
+    since: float | None = None
+
+    @property
+    def quiet(self) -> bool:
+        return self.state in ("quiet", "idle", "ended")
+
+
+def hold(home: Home, run_id: str, task_id: str | None = None, reason: str = "") -> orders.Order:
+    """Order PAUSE. Pausing what is paused changes nothing. Raises Refused under STOP, AgentboxError."""
+    return _order(home, run_id, task_id, "PAUSE", reason or "paused")
+
+
+def release(home: Home, run_id: str, task_id: str | None = None) -> orders.Order:
+    """Order RUN again. Refused from inside of any box, under STOP, and while the emergency stop is on."""
+    if own_box():
+        raise Refused("resume is not for a process inside of a box", fix="ask from outside")
+    if why := orders.emergency_stop(home.emergency_stop):
+        raise Refused(why, fix="lift it with `agentbox estop --lift` from outside of any box")
+    return _order(home, run_id, task_id, "RUN", "resumed")
+
+
+def _order(home: Home, run_id: str, task_id: str | None, word: str, reason: str) -> orders.Order:
+    run = home.run_dir(run_id)
+    path = run.control if task_id is None else run.task_order(task_id)
+    if not os.path.lexists(path):
+        what = f"task {task_id} in run {run_id}" if task_id else f"order of run {run_id}"
+        raise AgentboxError(f"no {what}", fix=f"see `agentbox inspect {run_id}`", code=USAGE)
+    standing = orders.read_order(path)
+    if standing.word == word:
+        return standing
+    try:
+        order = orders.loosen(path, word, reason=reason, by=f"uid {os.getuid()} pid {os.getpid()}")
+    except OSError as error:
+        raise AgentboxError(f"{path} cannot be written: {error.strerror}", fix="see `agentbox doctor`") from None
+    writer = Writer(run.manifest, run_id, by=whoami(inside=own_box() is not None))
+    writer.append(
+        "control.set", task_id=task_id, sync=True, order=word, generation=order.generation, reason=order.reason
+    )
+    return order
+
+
+def wait_quiet(home: Home, run_id: str, task_id: str | None, seconds: float) -> tuple[list[TaskQuiet], float]:
+    """Look until every task is quiet, at most `seconds`. Returns the last look and the seconds that it took."""
+    start = time.monotonic()
+    while True:
+        found = look(home, run_id, task_id)
+        spent = time.monotonic() - start
+        if spent >= seconds or all(task.quiet for task in found):
+            return found, spent
+        time.sleep(LOOK_EVERY)
+
+
+def look(home: Home, run_id: str, task_id: str | None = None) -> list[TaskQuiet]:
+    """What each live task says of itself now."""
+    one = status(home, run_id)
+    run = home.run_dir(run_id)
+    wanted = [task for task in one.run.tasks if task_id in (None, task)]
+    return [_of_task(one, task, marks(run.beat(task))) for task in wanted]
+
+
+def _of_task(one: Status, task_id: str, seen: list[Mark]) -> TaskQuiet:
+    if one.run.tasks[task_id].state in ("exited", "failed") or not one.live:
+        return TaskQuiet(task_id, "ended")
+    if not seen:
+        return TaskQuiet(task_id, "no gate")
+    open_calls: dict[str, Mark] = {}
+    held: dict[str, Mark] = {}
+    for mark in seen:
+        open_calls.pop(mark.name, None) if mark.word in ("tick", "stop") else None
+        held.pop(mark.name, None)
+        if mark.word == "call":
+            open_calls[mark.name] = mark
+        elif mark.word == "quiet":
+            held[mark.name] = mark
+    if open_calls:
+        first = min(open_calls.values(), key=lambda mark: mark.at)
+        return TaskQuiet(task_id, "call", first.name, first.at)
+    if held:
+        return TaskQuiet(task_id, "quiet", None, max(mark.at for mark in held.values()))
+    return TaskQuiet(task_id, "idle", None, seen[-1].at)
+
+
+def as_dict(task: TaskQuiet) -> dict[str, Any]:
+    return {**vars(task), "quiet": task.quiet}

@@ -1,0 +1,103 @@
+"""The observer of cgroups: every box of a run that this host shows, plain or in a systemd slice, in one walk.
+
+Whose a box is, its own mark says (boxes.cgroup.HOME_XATTR); without a mark this home's record of a run of that name
+does. Units are not asked about: the cgroup is the truth, the unit's state a hint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sandbox.boxes.base import LAUNCHER_SUFFIX, Unavailable
+from sandbox.boxes.cgroup import home_of
+from sandbox.boxes.systemd import run_of_slice, task_of_scope
+from sandbox.boxes.where import TOP
+from sandbox.kernel.cgroup import Cgroup
+from sandbox.kernel.mounts import cgroup2_mount
+from sandbox.kernel.scan import children, own_pids, walk_members
+from sandbox.manifest.home import Home
+from sandbox.manifest.ids import is_id
+
+SLICE = "agentbox.slice"
+
+
+@dataclass
+class SeenBox:
+    """A run's parent box. `ours`: True by its mark or record, None = could not tell.
+
+    `populated`: the kernel's word on the whole of it, None = could not tell. `tasks`: the processes of each task's
+    box that is there, empty ones too; `loose`: those that sit in the parent itself. `containers`: what the engine
+    calls each task's container; `alive`: the tasks that live by the engine's word.
+    """
+
+    backend: str
+    run_id: str
+    path: str | None
+    inode: int | None = None
+    ours: bool | None = True
+    populated: bool | None = None
+    tasks: dict[str, list[int]] = field(default_factory=dict)
+    loose: list[int] = field(default_factory=list)
+    containers: dict[str, str] = field(default_factory=dict)
+    alive: set[str] = field(default_factory=set)
+
+    @property
+    def pids(self) -> list[int]:
+        return [*self.loose, *(pid for pids in self.tasks.values() for pid in pids)]
+
+    @property
+    def live_tasks(self) -> list[str]:
+        """Tasks with a process in their box; not the boxes of launchers."""
+        return [
+            task
+            for task, pids in self.tasks.items()
+            if (pids or task in self.alive) and not task.endswith(LAUNCHER_SUFFIX)
+        ]
+
+
+def read_boxes(home: Home, only: str | None = None) -> list[SeenBox]:
+    """All boxes of this home, or of one run, and those of nobody that can be told. Raises Unavailable."""
+    mount = cgroup2_mount()
+    if mount is None:
+        raise Unavailable("no cgroup v2 mount can be seen", fix="mount -t cgroup2 none /sys/fs/cgroup")
+    found = []
+    for backend, run_id, path in _parents(mount.point):
+        if only is not None and run_id != only:
+            continue
+        owner = home_of(path)
+        if owner not in (None, home.path):
+            continue
+        recorded = owner is not None or os.path.isdir(os.path.join(home.path, "runs", run_id))
+        found.append(_look(backend, run_id, path, True if recorded else None))
+    return found
+
+
+def _parents(top: str) -> Iterator[tuple[str, str, str]]:
+    """Backend, run id and directory of each run's parent; those of nested runs too."""
+    waiting = [top]
+    while waiting:
+        path = waiting.pop()
+        name = path.rpartition("/")[2]
+        for child in children(path):
+            below = f"{path}/{child}"
+            if name == TOP and is_id(child) and not child.startswith("probe-"):
+                yield "cgroup", child, below
+            elif name == SLICE and (run_id := run_of_slice(child)) and not run_id.startswith("probe-"):
+                yield "systemd", run_id, below
+            waiting.append(below)
+
+
+def _look(backend: str, run_id: str, path: str, ours: bool | None) -> SeenBox:
+    group = Cgroup(path)
+    seen = SeenBox(backend, run_id, path, group.inode(), ours, group.populated())
+    names = children(path)
+    for name in names:
+        seen.tasks[task_of_scope(name) if backend == "systemd" else name] = []
+    if seen.populated is not False:
+        seen.loose = own_pids(path)
+        for name in names:
+            task = task_of_scope(name) if backend == "systemd" else name
+            seen.tasks[task] = [pid for _, pids in walk_members(f"{path}/{name}") for pid in pids if pid > 0]
+    return seen

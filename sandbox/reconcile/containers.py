@@ -1,0 +1,64 @@
+"""The observer of container engines: boxes that no cgroup of this host shows, and whether an engine answers.
+
+An engine is asked only where one is set up: its client library is large, and most machines have none.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sandbox.boxes.registry import backend
+from sandbox.manifest.home import Home
+from sandbox.reconcile.boxes import SeenBox
+
+SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
+
+
+def engine_address() -> str:
+    """What names an engine here: DOCKER_HOST, a docker context, or a socket that this user may use; "" if nothing."""
+    if host := os.environ.get("DOCKER_HOST"):
+        return host
+    if os.environ.get("DOCKER_CONTEXT"):
+        return f"context {os.environ['DOCKER_CONTEXT']}"
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    paths = (*SOCKETS, f"{runtime}/docker.sock", f"{runtime}/podman/podman.sock")
+    return next((f"unix://{path}" for path in paths if os.access(path, os.W_OK)), "")
+
+
+def read_containers(home: Home, only: str | None = None) -> list[SeenBox]:
+    """A box a run for its containers, with the engine's word on whether they live. Raises Unavailable."""
+    docker = backend("docker", home.path)
+    found: dict[tuple[str, str | None], SeenBox] = {}
+    for box in docker.list():
+        if only is not None and box.run_id != only:
+            continue
+        path = box.cgroup if box.task_id is None else os.path.dirname(box.cgroup) if box.cgroup else None
+        seen = found.setdefault((box.run_id, path), SeenBox("docker", box.run_id, path, populated=False))
+        if box.task_id is None:
+            seen.inode = box.cgroup_inode
+            continue
+        seen.tasks.setdefault(box.task_id, [])
+        proof = docker.populated(box)
+        seen.containers[box.task_id] = box.id
+        if proof == "unknown":
+            seen.populated = None
+        elif proof == "alive":
+            seen.alive.add(box.task_id)
+            seen.populated = seen.populated is not None or None
+    return list(found.values())
+
+
+def merge(boxes: list[SeenBox], contained: list[SeenBox]) -> list[SeenBox]:
+    """Boxes by cgroup and by engine as one list: a container whose cgroup is seen here is that same box."""
+    merged = list(boxes)
+    by_path = {box.path: box for box in boxes if box.path}
+    for one in contained:
+        known = by_path.get(one.path)
+        if known is None:
+            merged.append(one)
+            continue
+        known.containers.update(one.containers)
+        known.alive |= one.alive
+        if one.alive:
+            known.populated = True
+    return merged
