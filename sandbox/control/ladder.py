@@ -8,7 +8,7 @@ import time
 from sandbox.boxes.base import Proof
 from sandbox.boxes.where import inside
 from sandbox.control.clock import now
-from sandbox.control.stop import FREEZE_SECONDS, Found, Rung, Stop, kill, worst
+from sandbox.control.stop import FREEZE_SECONDS, Found, Rung, Stop, kill, photograph, worst
 from sandbox.control.targets import Target
 
 GRACE = 30.0
@@ -17,11 +17,13 @@ TERM = 10.0
 
 def abort(target: Target, stop: Stop, grace: float = GRACE, term: float = TERM) -> Stop:
     """After the order: wait `grace` seconds, SIGTERM all, wait `term` seconds, kill. Fills `stop`."""
-    stop.rungs.append(Rung("grace", now(), _count(target.boxes())))
+    stop.rungs.append(Rung("grace", now()))
+    photograph(target.boxes(), stop)
     if grace > 0 and wait_empty(target, grace) == "empty":
         return kill(target, stop)
     found = target.boxes()
-    stop.rungs.append(Rung("term", now(), _count(found)))
+    stop.rungs.append(Rung("term", now()))
+    photograph(found, stop)
     terminate(found)
     wait_empty(target, term)
     return kill(target, stop)
@@ -51,7 +53,3 @@ def wait_empty(target: Target, seconds: float) -> Proof:
         if time.monotonic() >= deadline or worst(proofs) == "empty":
             return worst(proofs)
 
-
-def _count(found: Found) -> int | None:
-    counts = [backend.usage(box).pids for backend, box in found]
-    return sum(n for n in counts if n is not None) if None not in counts else None

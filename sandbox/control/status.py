@@ -68,7 +68,7 @@ def status(home: Home, run_id: str) -> Status:
     result = Status(run_id, run, orders.read_order(home.run_dir(run_id).control), "unknown", bad_records=bad)
     unreachable = _look(result, backends_of(home, run))
     result.launcher_alive = _any_launcher(run)
-    result.state, result.why = _state(home, result)
+    result.state, result.why = judge(home, result)
     if unreachable and not result.live:
         result.state = "unknown"
     result.why = "; ".join(part for part in (result.why, *unreachable, unreadable) if part)
@@ -89,7 +89,9 @@ def _look(result: Status, backends: Iterable[Backend]) -> list[str]:
         for box in boxes:
             result.boxes.append((one, box))
             proofs.append(one.populated(box))
-            result.usage = _add(result.usage, one.usage(box))
+            # A container's cgroup may be the run's own: counted once.
+            if box.cgroup is None or box.cgroup not in {b.cgroup for _, b in result.boxes[:-1]}:
+                result.usage = _add(result.usage, one.usage(box))
     result.proof = worst(proofs)
     return unreachable
 
@@ -101,7 +103,8 @@ def _add(one: Usage, two: Usage) -> Usage:
     return Usage(*(plus(getattr(one, n), getattr(two, n)) for n in ("pids", "cpu", "memory", "oom_kills")))  # type: ignore[arg-type]
 
 
-def _state(home: Home, s: Status) -> tuple[str, str]:
+def judge(home: Home, s: Status) -> tuple[str, str]:
+    """The state, and what more there is to say, from what was found: the last step of `status`."""
     main = s.run.tasks.get(s.run.main_task)
     if s.proof == "unknown":
         return "unknown", "could not ask whether it is alive"

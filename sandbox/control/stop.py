@@ -110,6 +110,8 @@ def kill(target: Target, stop: Stop, seconds: float = KILL_SECONDS) -> Stop:
             break
         if time.monotonic() >= deadline:
             break
+        if stop.proof == "unknown":
+            time.sleep(0.1)  # an engine that can't be asked is asked again, but not in a storm
     stop.warnings += target.unreachable
     if target.unreachable and stop.proof == "empty":
         stop.proof = "unknown"
@@ -127,12 +129,17 @@ def _freeze_and_photograph(found: Found, stop: Stop) -> None:
     frozen = [backend.freeze(box, deadline) for backend, box in living]
     if living and all(frozen):
         stop.frozen_at = stop.frozen_at or now()
+    photograph(living, stop)
+
+
+def photograph(found: Found, stop: Stop) -> None:
+    """Add who lives now to the processes that the stop has met, and their number to its last rung."""
     known = {(m.pid, m.start_ticks) for m in stop.processes}
-    for backend, box in living:
-        for member in backend.members(box, PHOTOGRAPH_SECONDS) or []:
-            if (member.pid, member.start_ticks) not in known:
-                stop.processes.append(member)
-    stop.rungs[-1].processes = len(stop.processes)
+    seen = [backend.members(box, PHOTOGRAPH_SECONDS) for backend, box in found]
+    for member in (m for members in seen for m in members or []):
+        if (member.pid, member.start_ticks) not in known:
+            stop.processes.append(member)
+    stop.rungs[-1].processes = None if None in seen else sum(len(members or []) for members in seen)
 
 
 def _kill_all(found: Found, deadline: float) -> Proof:

@@ -44,8 +44,8 @@ class Target:
             except Unavailable as error:
                 self.unreachable.append(f"{backend.name}: {error}")
                 continue
-            known = {box.cgroup for _, box in found if box.cgroup}
-            found += [(backend, box) for box in boxes if box.cgroup is None or box.cgroup not in known]
+            known = {(one.name, box.cgroup) for one, box in found if box.cgroup}
+            found += [(backend, box) for box in boxes if (backend.name, box.cgroup) not in known]
         return found
 
     def _of(self, backend: Backend) -> list[Box]:

@@ -235,3 +235,59 @@ def _read_until_end(reader: int, seconds: float) -> bytes:
         if not part:
             return text
         text += part
+
+
+def capture(
+    argv: Sequence[str | bytes],
+    env: Mapping[bytes, bytes],
+    cwd: str,
+    seconds: float,
+    stdin: bytes = b"",
+    stop: Callable[[], object] | None = None,
+) -> tuple[int, bytes, bytes]:
+    """Run a command to its end; its status (negative: the signal), stdout and stderr. For verbs that are not hot.
+
+    It has a session of its own and no terminal, so that nothing can prompt. Raises TimeoutError after `seconds`,
+    InterruptedError once `stop()` says so, both with the command ended; OSError if it can't be started.
+    """
+    import subprocess
+
+    deadline = time.monotonic() + seconds
+    child = subprocess.Popen(
+        argv,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # A launcher has its signals blocked, and a child would inherit that (sigprocmask(2)).
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),  # noqa: PLW1509
+    )
+    given: bytes | None = stdin
+    while True:
+        try:
+            out, err = child.communicate(given, timeout=min(0.2, max(0.0, deadline - time.monotonic())))
+            return child.returncode, out, err
+        except subprocess.TimeoutExpired:
+            given = None
+        except BaseException:
+            _end_group(child.pid, lambda: child.communicate(timeout=2))
+            raise
+        if time.monotonic() >= deadline or (stop and stop()):
+            _end_group(child.pid, lambda: child.communicate(timeout=2))
+            raise InterruptedError if time.monotonic() < deadline else TimeoutError(errno.ETIMEDOUT, "no end")
+
+
+def _end_group(group: int, wait: Callable[[], object]) -> None:
+    """SIGTERM first: git removes its lock files on that. `wait` raises while something of it holds the output."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(group, number)
+        except ProcessLookupError:
+            return
+        try:
+            wait()
+            return
+        except Exception:  # noqa: S112 - subprocess.TimeoutExpired, which is not imported here
+            continue

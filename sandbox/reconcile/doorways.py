@@ -54,9 +54,9 @@ class Life:
     end: float
     folder: str | None
 
-    def covers(self, moment: float) -> bool:
-        # Processes and files tell whole seconds.
-        return self.begin - 1 <= moment <= self.end + 1
+    def covers(self, when: float) -> bool:
+        # Processes tell whole seconds.
+        return self.begin - 1 <= when <= self.end + 1
 
 
 class Doorways:
@@ -86,7 +86,7 @@ class Doorways:
                 continue
             if run.whole:
                 yield run
-            elif (end := _moment((run.run.ended or {}).get("ts"))) and end > time.time() - REMEMBERED:
+            elif (end := moment((run.run.ended or {}).get("ts"))) and end > time.time() - REMEMBERED:
                 late.append((end, run_id))
         for _, run_id in sorted(late, reverse=True)[:DEEPENED]:
             yield read_run(self.home, run_id, whole=True)
@@ -174,20 +174,20 @@ class Doorways:
 
 def life(run: Recorded) -> Life | None:
     """None where the record does not tell when it began."""
-    begin = _moment(run.run.created_at)
+    begin = moment(run.run.created_at)
     if begin is None:
         return None
     main = run.run.tasks.get(run.run.main_task)
     ends = [(run.run.ended or {}).get("ts"), main.ended_at if main else None]
     ends += [receipt.get("empty_at") for receipt in run.run.receipts]
-    known = [moment for moment in map(_moment, ends) if moment]
+    known = [one for one in map(moment, ends) if one]
     end = max(known) if known else time.time()
     return Life(run.run_id, begin, end, run.run.cwd)
 
 
 def _queued(run_id: str, told: dict[str, str], what: str, command: str, since: float | None) -> Stray:
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since)) if since else None
-    return Stray(run_id, None, Member(0), told, what=what, command=command, since=moment)
+    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since)) if since else None
+    return Stray(run_id, None, Member(0), told, what=what, command=command, since=began)
 
 
 def _marked_run(text: str, home: str) -> str:
@@ -201,7 +201,7 @@ def _is_manager(parent: Stat | None, stat: Stat) -> bool:
 
 
 def _started(stat: Stat) -> float:
-    return _moment(wall_start(stat.start_ticks)) or 0.0
+    return moment(wall_start(stat.start_ticks)) or 0.0
 
 
 def _within(folder: str | None, of: str | None) -> bool:
@@ -211,7 +211,8 @@ def _within(folder: str | None, of: str | None) -> bool:
     return folder == of or folder.startswith(of.rstrip("/") + "/")
 
 
-def _moment(text: object) -> float | None:
+def moment(text: object) -> float | None:
+    """RFC 3339 as seconds since the epoch; None for what is none."""
     if not isinstance(text, str):
         return None
     try:

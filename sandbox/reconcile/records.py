@@ -15,6 +15,7 @@ from typing import Any
 
 from sandbox.control import orders
 from sandbox.control.status import launcher_alive
+from sandbox.kernel.identity import Identity
 from sandbox.manifest.fold import Run, Task, fold
 from sandbox.manifest.home import Home
 from sandbox.manifest.lines import Line, open_regular, scan
@@ -53,6 +54,7 @@ class Recorded:
     monos: dict[str, float] = field(default_factory=dict)
     allowances: dict[str, float] = field(default_factory=dict)
     launchers: dict[str, bool | None] = field(default_factory=dict)
+    main_alive: bool | None = None
 
     @property
     def ended(self) -> bool:
@@ -69,6 +71,11 @@ def read_runs(home: Home, only: str | None = None) -> dict[str, Recorded]:
     """Every run that has a directory, or the one named. Raises AgentboxError where the home can't be listed."""
     ids = home.runs() if only is None else [only] if os.path.isdir(home.run_dir(only).path) else []
     return {run_id: read_run(home, run_id) for run_id in ids}
+
+
+def reread(home: Home, run_ids: list[str]) -> dict[str, Recorded]:
+    """These runs whole, as they are now; those without a directory left out."""
+    return {run_id: read_run(home, run_id, whole=True) for run_id in run_ids if os.path.isdir(home.run_dir(run_id).path)}
 
 
 def read_run(home: Home, run_id: str, *, whole: bool = False) -> Recorded:
@@ -100,6 +107,9 @@ def _with_order(home: Home, seen: Recorded) -> Recorded:
     for task in seen.run.tasks.values():
         if task.state in ("intent", "started") or task.task_id == seen.run.main_task:
             seen.launchers[task.task_id] = launcher_alive(task)
+    main = seen.run.tasks.get(seen.run.main_task)
+    if main and main.pid is not None and main.start_ticks is not None and main.boot_id:
+        seen.main_alive = Identity(main.boot_id, main.pid, main.start_ticks).alive()
     return seen
 
 

@@ -191,12 +191,14 @@ class Finder:
     def topmost(self, strays: list[Stray]) -> list[Stray]:
         """One for each tree: what descends from another goes with it. Proven evidence comes first."""
         by_pid: dict[int, Stray] = {}
-        for stray in strays:
+        queued = [stray for stray in strays if not stray.member.pid]
+        for stray in (one for one in strays if one.member.pid):
             known = by_pid.setdefault(stray.member.pid, stray)
             if known is not stray:
                 known.evidence.update(stray.evidence)
                 known.task_id = known.task_id or stray.task_id
-        tops: list[Stray] = []
+                known.command = known.command or stray.command
+        tops: list[Stray] = queued
         for stray in by_pid.values():
             top = stray
             while (above := by_pid.get(top.member.ppid or 0)) and above.run_id == top.run_id:
@@ -206,6 +208,7 @@ class Finder:
             else:
                 top.below.append(stray.member)
                 top.evidence = {**stray.evidence, **top.evidence}
+                top.proven = top.proven and stray.proven
                 top.secrets = sorted({*top.secrets, *stray.secrets})
         return tops
 

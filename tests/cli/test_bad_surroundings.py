@@ -1,82 +1,310 @@
 """A machine on which agentbox can't do what it is asked: one line with the repair, the documented status.
 
-A table of surroundings, each a way to start agentbox, and of verbs; what is not in a surrounding's own
-expectations must work there.
+A table of surroundings, each a way to start agentbox, times the verbs. A verb that a surrounding does not
+name must work in it.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.beds.base import TREE
-from tests.cli.runs import Done, no_runs_left, one_line, pids_of, row, start
+from tests.beds import space
+from tests.cli.runs import Done, gone, one_line, pids_of, row, start
 from tests.support import agentbox, agentbox_argv, agentbox_env, is_alive
 
 VERBS = {
     "run": ("run", "--", "true"),
     "run-d": ("run", "-d", "--", "true"),
+    "spawn": ("spawn", "nosuch", "--", "true"),
+    "wait": ("wait", "nosuch"),
     "kill": ("kill", "nosuch"),
     "kill-all": ("kill", "--all"),
     "abort": ("abort", "nosuch"),
     "ps": ("ps",),
-    "ps-json": ("ps", "--json"),
+    "ps-json": ("ps", "-a", "--json"),
     "inspect": ("inspect", "nosuch"),
     "tree": ("tree", "nosuch"),
     "logs": ("logs", "nosuch"),
-    "wait": ("wait", "nosuch"),
     "manifest": ("manifest",),
     "verify": ("verify", "nosuch"),
-    "spawn": ("spawn", "nosuch", "--", "true"),
 }
 UNKNOWN = {"kill": 3, "abort": 3, "inspect": 3, "tree": 3, "logs": 3, "wait": 125, "verify": 3, "spawn": 125}
 ALL = tuple(VERBS)
-STARTING = ("run", "run-d")
+STARTS = ("run", "run-d")
 
 
 @dataclass(frozen=True)
 class Surrounding:
-    """`prefix` goes before agentbox's argv, with `{}` for the test's folder; `env` over its environment.
-
-    `fails`: the verbs that can't work there; `words`: what their line holds; `code`: their status where it is
-    not that of agentbox's own failure (125, 1 of a stop, 2 else).
+    """`script` is sh, run before agentbox in a mount namespace of its own, with $D, the test's folder, and $CG, the
+    cgroup2 mount; `env` is over the environment, with None for unset. `fails`: the verbs that can't work;
+    `words`: what their line holds, with {D} and {CG}.
     """
 
     name: str
-    prefix: str = ""
-    env: dict[str, str] = field(default_factory=dict)
+    script: str = ""
+    env: dict[str, str | None] = field(default_factory=dict)
     fails: tuple[str, ...] = ALL
     words: tuple[str, ...] = ()
-    code: int | None = None
 
     def status(self, verb: str) -> int:
         if verb not in self.fails:
             return UNKNOWN.get(verb, 0)
-        if self.code is not None:
-            return self.code
-        return 125 if verb in ("run", "run-d", "spawn", "wait") else 1 if verb in ("kill", "kill-all", "abort") else 2
+        return 125 if UNKNOWN.get(verb) == 125 or verb in STARTS else 1 if verb.startswith(("kill", "abort")) else 2
+
+    def run(self, folder: Path, *args: str) -> Done:
+        mount = space.cgroup2_mount()
+        values = {"D": str(folder), "CG": str(mount)}
+        env: dict[str, str | None] = {**agentbox_env(), "AGENTBOX_HOME": f"{folder}/h", **values}
+        env |= {key: value and value.format(**values) for key, value in self.env.items()}
+        argv = ["unshare", "-m", "--propagation", "private"] if os.geteuid() == 0 else []
+        argv += ["sh", "-c", f'{self.script or ":"} && exec "$@"', "sh", *agentbox_argv(*args)]
+        wanted = {key: value for key, value in env.items() if value is not None}
+        return subprocess.run(argv, env=wanted, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
 
 
-IN_MOUNTS = "unshare -m sh -c 'mount --make-rprivate / && {script} && exec \"$@\"' sh"
-CG = "$(awk '$9 == \"cgroup2\" || $8 == \"cgroup2\" {{print $5}}' /proc/self/mountinfo | head -n 1)"
-
-SURROUNDINGS = [
-    Surrounding("home-is-a-file", "touch {}/f;", {"AGENTBOX_HOME": "{}/f"}, words=("{}/f", "AGENTBOX_HOME")),
-    Surrounding("home-below-a-file", "touch {}/f;", {"AGENTBOX_HOME": "{}/f/h"}, words=("{}/f/h", "AGENTBOX_HOME")),
-    Surrounding("home-relative", env={"AGENTBOX_HOME": "h"}, words=("AGENTBOX_HOME", "absolute")),
+READ_ONLY = "mkdir -p $D/h && mount -t tmpfs none $D/h && mount -o remount,ro $D/h"
+UNUSABLE = [
+    Surrounding("home-is-a-file", "touch $D/h", words=("{D}/h", "AGENTBOX_HOME")),
     Surrounding(
-        "home-for-all-to-write",
-        "mkdir {}/h; chmod 777 {}/h;",
-        {"AGENTBOX_HOME": "{}/h"},
-        STARTING,
-        ("{}/h", "chmod go-w"),
+        "home-is-a-dangling-link", "ln -sf nowhere/at/all $D/h", fails=STARTS, words=("{D}/h", "AGENTBOX_HOME")
     ),
-    Surrounding("no-cgroup2", IN_MOUNTS.format(script="umount -l /sys/fs/cgroup"), {}, STARTING, ("mount -t cgroup2",)),
+    Surrounding("home-is-below-a-file", "touch $D/f", {"AGENTBOX_HOME": "{D}/f/h"}, words=("{D}/f/h", "AGENTBOX_HOME")),
+    Surrounding("home-is-relative", env={"AGENTBOX_HOME": "h"}, words=("AGENTBOX_HOME", "absolute")),
+    Surrounding("home-for-all-to-write", "mkdir -p -m 777 $D/h", fails=STARTS, words=("{D}/h", "chmod go-w")),
+    Surrounding("home-read-only", READ_ONLY, fails=STARTS, words=("{D}/h", "Read-only", "AGENTBOX_HOME")),
+    Surrounding("home-below-proc", env={"AGENTBOX_HOME": "/proc/agentbox"}, fails=STARTS, words=("/proc/agentbox",)),
+    Surrounding("cgroupfs-read-only", "mount -o remount,bind,ro $CG", fails=STARTS, words=("{CG}", "remount,rw")),
+    Surrounding("no-cgroup2", "umount -l /sys/fs/cgroup", fails=STARTS, words=("cgroup v2", "mount -t cgroup2")),
 ]
+FINE = [
+    Surrounding("empty-environment", 'set -- env -i AGENTBOX_HOME=$D/h PYTHONPATH=$PYTHONPATH "$@"', fails=()),
+    Surrounding("home-and-path-unset", env={"HOME": None, "PATH": None}, fails=()),
+    Surrounding("deleted-working-directory", "mkdir $D/cwd && cd $D/cwd && rmdir $D/cwd", fails=()),
+    Surrounding("unknown-encoding", env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}, fails=()),
+]
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="makes mounts: needs root")
+
+
+@ROOT
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("where", [*UNUSABLE, *FINE], ids=lambda where: where.name)
+def test_each_verb(where: Surrounding, verb: str, tmp_path: Path) -> None:
+    done = where.run(tmp_path, *VERBS[verb])
+    assert done.returncode == where.status(verb), done.stderr
+    if verb in where.fails:
+        assert done.stdout == ""
+        words = [word.format(D=tmp_path, CG=space.cgroup2_mount()) for word in where.words]
+        one_line(done, *words)
+        assert not list(tmp_path.glob("h/runs/*"))
+    elif verb in UNKNOWN:
+        one_line(done, "no such run")
+    elif verb != "run":
+        assert done.stderr == ""
+
+
+def _surrounding(name: str) -> Surrounding:
+    (found,) = [where for where in [*UNUSABLE, *FINE] if where.name == name]
+    return found
+
+
+@ROOT
+class TestKillOfALiveRun:
+    """What can't start a run can often still end one; where it can't be proven, it is not said to be."""
+
+    @pytest.fixture
+    def run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.setenv("AGENTBOX_HOME", f"{tmp_path}/h")
+        return start("sh", "-c", "setsid sleep 901 & sleep 900", options=("--run-id", "r"))
+
+    @pytest.mark.parametrize("name", ["cgroupfs-read-only", *(where.name for where in FINE)])
+    def test_is_ended(self, name: str, run: str, tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+        pids = pids_of(run)
+        done = _surrounding(name).run(tmp_path, "kill", run)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not any(map(is_alive, pids))
+        agentbox("wait", run, check=137)
+
+    def test_without_cgroups_it_could_not_be_proven(self, run: str, tmp_path: Path) -> None:
+        done = _surrounding("no-cgroup2").run(tmp_path, "kill", run)
+        assert done.returncode == 1
+        assert "could not prove" in done.stdout
+        assert "mount -t cgroup2" in done.stderr and "Traceback" not in done.stderr
+        agentbox("kill", run, check=0)
+
+    def test_with_its_home_gone(self, run: str, tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+        """The cgroup tells whose the run is, so no record is needed."""
+        pids, box = pids_of(run), Path(f"{tmp_path}/h")
+        box.rename(tmp_path / "elsewhere")
+        box.touch()
+        done = agentbox("kill", run)
+        assert done.returncode == 4, done.stdout + done.stderr
+        assert not any(map(is_alive, pids))
+        assert all(line.startswith("agentbox: r: ") for line in done.stderr.splitlines())
+        box.unlink()
+        (tmp_path / "elsewhere").rename(box)
+        agentbox("kill", run, check=0)
+        assert gone(run)
+
+
+@ROOT
+def test_backend_systemd_where_systemd_does_not_run(home: Path) -> None:
+    if Path("/run/systemd/system").exists():
+        pytest.skip("systemd runs here")
+    for options in ((), ("-d",)):
+        done = agentbox("run", *options, "--backend", "systemd", "--", "true", check=125)
+        one_line(done, "systemd", "--backend cgroup")
+    assert [row(run.name)["state"] for run in home.glob("runs/*")] == ["not started"] * 2
+
+
+CLOSED = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-", "all": "<&- >&- 2>&-"}
+FULL = {"full-stdout": ">/dev/full", "full-stderr": "2>/dev/full", "full-both": ">/dev/full 2>&1"}
+
+
+def redirected(redirection: str, *args: str, unbuffered: str = "") -> Done:
+    env = agentbox_env(PYTHONUNBUFFERED=unbuffered)
+    argv = ["sh", "-c", f'exec "$@" {redirection}', "sh", *agentbox_argv(*args)]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+
+
+class TestStreams:
+    @pytest.mark.parametrize("verb", [*VERBS, "help"])
+    @pytest.mark.parametrize("stream", CLOSED)
+    def test_closed(self, stream: str, verb: str, home: Path) -> None:
+        args = VERBS.get(verb, ("--help",))
+        done = redirected(CLOSED[stream], *args)
+        assert done.returncode == UNKNOWN.get(verb, 0), done.stderr
+        assert "Traceback" not in done.stderr and "unexpected" not in done.stderr
+        for run in home.glob("runs/*"):
+            agentbox("wait", run.name, check=0)
+
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    @pytest.mark.parametrize("stream", FULL)
+    def test_full(self, stream: str, unbuffered: str, home: Path) -> None:
+        run = start("sleep", "900")
+        for args in (("ps",), ("ps", "--json"), ("inspect", run), ("tree", run), ("manifest",), ("verify", run)):
+            done = redirected(FULL[stream], *args, unbuffered=unbuffered)
+            assert done.returncode == (0 if stream == "full-stderr" else 2), (args, done.stderr)
+            if stream == "full-stdout":
+                one_line(done, "output", "No space left")
+        done = redirected(FULL[stream], "kill", run, "--json", unbuffered=unbuffered)
+        assert done.returncode == 0, "the status of a kill tells of the kill"
+        if stream == "full-stdout":
+            one_line(done, "output", "No space left")
+        assert gone(run)
+
+    def test_full_for_the_id_of_a_run(self, home: Path) -> None:
+        done = redirected(FULL["full-stdout"], "run", "-d", "--run-id", "r", "--", "sleep", "900")
+        assert done.returncode == 125
+        one_line(done, "r was started", "agentbox kill r")
+        agentbox("kill", "r", check=0)
+
+    @pytest.mark.parametrize("args", [("ps",), ("ps", "--json"), ("manifest",), ("logs",), ("kill",)])
+    def test_reader_that_has_gone(self, args: tuple[str, ...], home: Path) -> None:
+        run = start("seq", "100000")
+        agentbox("wait", run, check=0)
+        args = (*args, run) if args[0] in ("logs", "kill") else args
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "wb") as out:
+            argv = agentbox_argv(*args)
+            done = subprocess.run(argv, env=agentbox_env(), stdout=out, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0 if args[0] == "kill" else 141, "")
+
+
+class TestOnSystemd:
+    """A machine with systemd, as root there, and as users who have no manager of their own."""
+
+    pytestmark = pytest.mark.bed("nspawn")
+
+    def _as(self, user: list[str], *args: str, env: list[str] | None = None) -> Done:
+        argv = ["setpriv", *user, "env", "-i", *(env or []), *agentbox_argv(*args)]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, cwd="/")
+
+    @pytest.fixture
+    def without_pystemd(self, tmp_path: Path) -> dict[str, str]:
+        """A Python that has no pystemd."""
+        text = "raise ModuleNotFoundError(\"No module named 'pystemd'\", name='pystemd')\n"
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site/pystemd.py").write_text(text)
+        return {"PYTHONPATH": f"{tmp_path}/site"}
+
+    def test_pystemd_is_missing(self, without_pystemd: dict[str, str], home: Path) -> None:
+        env = {**os.environ, "PYTHONPATH": without_pystemd["PYTHONPATH"]}
+        argv = agentbox_argv("run", "--backend", "systemd", "--", "true")
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 125
+        one_line(done, "pystemd is missing", "pip install 'agentbox-launcher[systemd]'", "libsystemd-dev")
+        assert not list(home.glob("runs/*"))
+
+    def test_pystemd_is_missing_and_any_backend_will_do(self, without_pystemd: dict[str, str], home: Path) -> None:
+        """What was chosen is printed."""
+        env = {**os.environ, "PYTHONPATH": without_pystemd["PYTHONPATH"]}
+        done = subprocess.run(agentbox_argv("run", "--", "true"), env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0
+        assert "(cgroup)" in one_line(done)
+
+    USER = ("--reuid=dev", "--regid=dev", "--init-groups")
+    NOBODY = ("--reuid=nobody", "--regid=nogroup", "--clear-groups")
+    STRANGER = ("--reuid=4242", "--regid=4242", "--clear-groups")
+
+    @pytest.mark.parametrize("runtime", [[], ["XDG_RUNTIME_DIR=/run/user/1000"]])
+    def test_user_with_a_manager_from_cron(self, runtime: list[str]) -> None:
+        """As cron, su and sudo start it: no XDG_RUNTIME_DIR, no HOME, no PATH."""
+        done = self._as(list(self.USER), "run", "--run-id", "r", "--", "/bin/sh", "-c", "exit 3", env=runtime)
+        try:
+            assert done.returncode == 3, done.stderr
+            assert "(systemd)" in one_line(done)
+            assert Path("/home/dev/.local/state/agentbox/runs/r/manifest.jsonl").exists()
+        finally:
+            subprocess.run(["rm", "-rf", "/home/dev/.local/state/agentbox"], check=True)
+
+    def test_user_without_a_manager(self, tmp_path: Path) -> None:
+        home = f"AGENTBOX_HOME={tmp_path}/h"
+        tmp_path.chmod(0o777)
+        for path in (tmp_path.parent, tmp_path.parent.parent):
+            path.chmod(0o755)
+        for backend in ("auto", "systemd"):
+            argv = ("run", "--backend", backend, "--", "true")
+            done = self._as(list(self.NOBODY), *argv, env=[home])
+            assert done.returncode == 125
+            one_line(done, "no systemd user manager", "loginctl enable-linger nobody")
+        assert not list(tmp_path.glob("h/runs/*"))
+        assert self._as(list(self.NOBODY), "ps", env=[home]).returncode == 0
+
+    def test_user_with_no_home_at_all(self) -> None:
+        for verb, code in (("run", 125), ("ps", 2), ("kill", 1)):
+            args = {"run": ("run", "--", "true"), "ps": ("ps",), "kill": ("kill", "x")}[verb]
+            done = self._as(list(self.STRANGER), *args)
+            assert done.returncode == code
+            one_line(done, "HOME is unset", "4242", "AGENTBOX_HOME")
+
+    def test_home_of_somebody_else(self, tmp_path: Path) -> None:
+        (tmp_path / "h").mkdir(mode=0o700)
+        home = [f"AGENTBOX_HOME={tmp_path}/h"]
+        for args in (("run", "--", "true"), ("run", "-d", "--", "true")):
+            done = self._as(list(self.USER), *args, env=home)
+            assert done.returncode == 125, done.stderr
+            one_line(done, f"{tmp_path}/h", "Permission denied", "AGENTBOX_HOME")
+        done = self._as(list(self.USER), "kill", "x", env=home)
+        assert done.returncode == 1
+        one_line(done, f"{tmp_path}/h", "Permission denied")
+
+    def test_root_with_nothing_in_the_environment(self) -> None:
+        done = self._as([], "run", "--run-id", "r", "--", "/bin/true")
+        try:
+            assert done.returncode == 0, done.stderr
+            assert Path("/var/lib/agentbox/runs/r/manifest.jsonl").exists()
+        finally:
+            subprocess.run(["rm", "-rf", "/var/lib/agentbox"], check=True)
+
+
+@pytest.mark.bed("nspawn-user")
+def test_read_only_home_as_a_plain_user(home: Path) -> None:
+    home.mkdir(mode=0o500)
+    one_line(agentbox("run", "--", "true", check=125), str(home), "Permission denied")
+    assert agentbox("ps").returncode == 0

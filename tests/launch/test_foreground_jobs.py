@@ -58,6 +58,22 @@ def test_ctrl_backslash(way: Way) -> None:
 
 
 @every_way
+def test_one_ctrl_c_comes_once(way: Way, tmp_path: Path) -> None:
+    program = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+os.write(1, b"u" + b"p\\n")
+print("came", [signal.sigtimedwait({signal.SIGINT}, seconds) is not None for seconds in (20, 0.5)])
+"""
+    with shell() as sh:
+        sh.type(way.python(tmp_path, program))
+        sh.see("up\r\n")
+        sh.key("c")
+        sh.see(r"came \[True, False\]")
+        assert sh.status() == 0
+
+
+@every_way
 def test_first_ctrl_c_handled_second_ends(way: Way, tmp_path: Path) -> None:
     program = """
 import os, signal

@@ -324,5 +324,99 @@ def bomb() -> None:
     main_beats()
 
 
+# for the rungs of an abort
+
+
+def on_term(name: str) -> Callable[[], object]:
+    """A step: SIGTERM is answered by the file `term-NAME` and an end with status 0."""
+
+    def answer(*_: object) -> None:
+        Path(f"term-{name}").touch()
+        os._exit(0)
+
+    return lambda: signal.signal(signal.SIGTERM, answer)
+
+
+def polite() -> None:
+    child("one", on_term("one"))
+    child("two", on_term("two"), os.setsid)
+    on_term("main")()
+    main_beats()
+
+
+def polite_stopped() -> None:
+    def stop(name: str) -> None:
+        register(name)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    pid = child("one", on_term("one"), act=stop)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    on_term("main")()
+    main_beats()
+
+
+def polite_frozen() -> None:
+    child("one", on_term("one"))
+    on_term("main")()
+    frozen()
+
+
+def leaver() -> None:
+    """Leaves by itself once it reads the order STOP at a boundary, its work saved."""
+    on_term("main")()
+    register("main")
+    Path("ready").touch()
+    fd = os.open("beat-main", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    while not BOXED or Path(os.environ["AGENTBOX_CONTROL"]).read_text().startswith("RUN"):
+        os.write(fd, b".")
+        time.sleep(INTERVAL)
+    Path("saved").touch()
+
+
+def supervisor() -> None:
+    """Restarts a worker that ends, as long as nobody has asked it to end, too.
+
+    Its workers are listed before it. So if one could act on its SIGTERM before all have it, it would be seen.
+    """
+    signals = {signal.SIGTERM, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    inner = make_nested()
+    for number in range(30):
+        child(f"w{number}", move(inner), lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, signals))
+    child("beats")
+    os.symlink("pid-beats", "pid-main")
+    os.symlink("beat-beats", "beat-main")
+    Path("ready").touch()
+    # Both pending, the lower number comes first: SIGTERM.
+    if signal.sigwait(signals) == signal.SIGCHLD:
+        Path("restarted").touch()
+
+
+def slow_to_die() -> None:
+    """Acts on SIGTERM only when `die` is there."""
+
+    def answer(*_: object) -> None:
+        Path("term-main").touch()
+        while not Path("die").exists():
+            time.sleep(0.005)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, answer)
+    main_beats()
+
+
+def heavy() -> None:
+    """A process that takes long to tear down, in a cgroup far below."""
+    inner = make_nested()
+
+    def hold(name: str) -> None:
+        memory = bytearray(1 << 30)
+        memory[:: 4096] = b"x" * len(memory[:: 4096])
+        beat(name)
+
+    child("heavy", move(inner), act=hold)
+    main_beats()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

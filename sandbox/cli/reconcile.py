@@ -1,0 +1,127 @@
+"""`agentbox reconcile`: find what is alive and should not be, and with --kill end what is proven."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from sandbox.cli.selection import select_run
+from sandbox.cli.table import printable, table
+from sandbox.errors import NO_SUCH_RUN, AgentboxError
+from sandbox.manifest.home import Home
+from sandbox.manifest.ids import is_id
+from sandbox.reconcile import log, metrics
+from sandbox.reconcile.act import Done, end_findings
+from sandbox.reconcile.findings import Finding
+from sandbox.reconcile.look import Look, look
+from sandbox.reconcile.survey import describe
+
+CLEAN, FINDINGS, INCOMPLETE = 0, 1, 2
+HEADER = ("SEVERITY", "KIND", "RUN", "TASK", "SINCE", "WHAT", "COMMAND")
+
+
+@dataclass
+class _Given:
+    kill: bool
+    as_json: bool
+    run_id: str | None
+    metrics: str
+
+
+def reconcile(
+    kill: Annotated[bool, typer.Option("--kill", help="End what is proven ours and unwanted.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
+    run: Annotated[str, typer.Option("--run", metavar="RUN", help="Look at this run alone.")] = "",
+    metrics_file: Annotated[str, typer.Option("--metrics", metavar="FILE", help="Write Prometheus text.")] = "",
+) -> None:
+    """Compare the records with the kernel, the units, the engine and the process table; read-only without --kill.
+
+    Exit 0 clean (with --kill: after it), 1 findings, 2 could not look everywhere, which says nothing of the rest.
+    """
+    began = time.monotonic()
+    home = Home.locate()
+    given = _Given(kill, as_json, _selected(home, run), metrics_file)
+    first = look(home, given.run_id)
+    done = end_findings(home, first, given.run_id) if kill else []
+    last = look(home, given.run_id) if done else first
+    _print(given, first, done)
+    _log(first, done)
+    if given.metrics:
+        _write_metrics(given.metrics, last, time.monotonic() - began)
+    raise typer.Exit(INCOMPLETE if last.survey.not_asked else FINDINGS if last.findings else CLEAN)
+
+
+def _selected(home: Home, text: str) -> str | None:
+    """The run's id; an exact one also where only processes are left that name it."""
+    if not text:
+        return None
+    try:
+        return select_run(home, text)
+    except AgentboxError as error:
+        if error.code == NO_SUCH_RUN and is_id(text):
+            return text
+        raise
+
+
+def _print(given: _Given, seen: Look, done: list[Done]) -> None:
+    if given.as_json:
+        found = {"findings": [one.as_dict() for one in seen.findings], **describe(seen.survey)}
+        if given.kill:
+            found["ended"] = [one.as_dict() for one in done]
+        sys.stdout.write(json.dumps(found) + "\n")
+    elif not log.in_journal(1):
+        sys.stdout.write(_told(seen, done))
+
+
+def _told(seen: Look, done: list[Done]) -> str:
+    text = table(HEADER, [_row(one) for one in seen.findings]) if seen.findings else ""
+    for one in done:
+        who = f"{one.finding.kind} of run {one.finding.run_id}"
+        text += printable(f"{who}: {'' if one.ok else 'NOT ENDED: '}{one.what}") + "\n"
+    for missing in seen.survey.not_asked:
+        text += printable(f"not asked: {missing.observer}: {missing.why}") + "\n"
+    if seen.survey.blind:
+        text += f"{seen.survey.blind} processes could not be looked into\n"
+    return text or "clean\n"
+
+
+def _row(one: Finding) -> tuple[str, ...]:
+    since = (one.since or "?")[:19].replace("T", " ")
+    return (one.severity, one.kind, one.run_id or "-", one.task_id or "-", since, one.what, one.command)
+
+
+def _log(seen: Look, done: list[Done]) -> None:
+    """What was done and what could not be asked, always; the findings where no table shows them."""
+    journal = log.in_journal(2)
+    if not (done or seen.survey.not_asked or (journal and seen.findings)):
+        return
+    logger = log.logger()
+    for one in seen.findings if journal else ():
+        where = f"run {one.run_id}" + (f" task {one.task_id}" if one.task_id else "")
+        text = f"{one.kind}: {where}: {one.what}; to end it: {one.command}"
+        logger.log(log.LEVELS[one.severity], "{}", printable(text))
+    for ended in done:
+        text = f"{ended.finding.kind} of run {ended.finding.run_id}: {ended.what}"
+        logger.log("INFO" if ended.ok else "ERROR", "{}", printable(text))
+    for missing in seen.survey.not_asked:
+        logger.error("{}", printable(f"not asked: {missing.observer}: {missing.why}"))
+
+
+def _write_metrics(path: str, seen: Look, seconds: float) -> None:
+    whole = not seen.survey.not_asked
+    metrics.write(
+        path,
+        metrics.text(
+            (one.kind for one in seen.findings),
+            seen.states,
+            seconds=seconds,
+            not_asked=len(seen.survey.not_asked),
+            not_inspectable=seen.survey.blind,
+            last_success=seen.survey.wall if whole else metrics.last_success(path),
+        ),
+    )

@@ -1,0 +1,303 @@
+"""Asking all observers, side by side and each within its time, and putting together what they saw.
+
+An observer that hangs or fails is named under `not_asked`; what it would have seen counts as unknown, never as gone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from sandbox.boxes.base import Unavailable
+from sandbox.control import orders
+from sandbox.errors import AgentboxError
+from sandbox.kernel.identity import Identity, boot_id
+from sandbox.kernel.procfs import read_stat, wall_start
+from sandbox.manifest.home import Home
+from sandbox.reconcile.boxes import SeenBox, look_again, read_boxes
+from sandbox.reconcile.containers import engine_address, merge, read_containers
+from sandbox.reconcile.doorways import Doorways, moment
+from sandbox.reconcile.mcp_config import Configurations
+from sandbox.reconcile.records import Recorded, read_run, read_runs, reread
+from sandbox.reconcile.servers import Place, Server, find_servers
+from sandbox.reconcile.strays import Outside, Stray, read_outside
+
+T = TypeVar("T")
+
+SECONDS = 10.0
+"""For one observer. A machine at the size of the budget needs a tenth of it."""
+
+
+@dataclass
+class NotAsked:
+    """An observer without an answer. `quiet`: it was not needed, so nothing is missing."""
+
+    observer: str
+    why: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {"observer": self.observer, "why": self.why}
+
+
+@dataclass
+class Survey:
+    """What was seen. `now` is CLOCK_MONOTONIC, `wall` seconds since the epoch.
+
+    `boxes`: those of each run. `pids_elsewhere`: runs whose processes live in another pid namespace, so that a
+    recorded launcher can't be looked for here. `ages`: of each run, how old its oldest process in a box is
+    (seconds). `owners`: for boxes without a record, whether whoever started them is alive. `engine`: why the
+    container engine could not be asked, or "".
+    """
+
+    home: str
+    runs: dict[str, Recorded] = field(default_factory=dict)
+    boxes: dict[str, list[SeenBox]] = field(default_factory=dict)
+    servers: list[Server] = field(default_factory=list)
+    strays: list[Stray] = field(default_factory=list)
+    not_asked: list[NotAsked] = field(default_factory=list)
+    blind: int = 0
+    engine: str = ""
+    emergency: str = ""
+    pids_elsewhere: set[str] = field(default_factory=set)
+    ages: dict[str, float] = field(default_factory=dict)
+    owners: dict[str, bool | None] = field(default_factory=dict)
+    stoppers: dict[str, bool | None] = field(default_factory=dict)
+    beats: dict[tuple[str, str], float] = field(default_factory=dict)
+    now: float = 0.0
+    wall: float = 0.0
+    boxes_seen: bool = True
+    boot: str = field(default_factory=boot_id)
+    host: str = field(default_factory=lambda: os.uname().nodename)
+
+
+class _Asked(Generic[T]):
+    """One observer in a thread of its own. Whoever waits for it stops waiting in time; a daemon thread may hang on."""
+
+    def __init__(self, name: str, act: Callable[[], T], seconds: float) -> None:
+        self.name = name
+        self.value: T | None = None
+        self.why = ""
+        self._act = act
+        self._deadline = time.monotonic() + seconds
+        self._thread = threading.Thread(target=self._run, name=f"observer {name}", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.why = f"no thread could be started: {error}"
+
+    def _run(self) -> None:
+        try:
+            self.value = self._act()
+        except AgentboxError as error:
+            self.why = str(error)
+        except Exception as error:
+            # One observer's fault must not take the others' answers with it.
+            self.why = f"{type(error).__name__}: {error}"
+
+    def get(self, not_asked: list[NotAsked]) -> T | None:
+        """The answer, or None with the reason in `not_asked`."""
+        if not self.why:
+            self._thread.join(max(0.0, self._deadline - time.monotonic()))
+            if self._thread.is_alive():
+                self.why = "no answer in time"
+        if self.why:
+            not_asked.append(NotAsked(self.name, self.why))
+            return None
+        return self.value
+
+
+def survey(home: Home, only: str | None = None, seconds: float = SECONDS) -> Survey:
+    """Look at everything, or at one run alone. Raises nothing."""
+    seen = Survey(home.path, emergency=orders.emergency_stop(home.emergency_stop))
+    records = _Asked("records", lambda: read_runs(home, only), seconds)
+    cgroups = _Asked("cgroups", lambda: read_boxes(home, only), seconds)
+    engine = _Asked("containers", lambda: read_containers(home, only), seconds) if engine_address() else None
+    # A limited look must not fail for what it need not know.
+    seen.runs = records.get(seen.not_asked) or {}
+    boxes = cgroups.get(seen.not_asked)
+    seen.boxes_seen = boxes is not None
+    boxes = boxes or []
+    contained = _engine(seen, engine)
+    for box in merge(boxes, contained):
+        seen.boxes.setdefault(box.run_id, []).append(box)
+    _deepen(home, seen)
+    outside = _Asked("processes", lambda: _outside(home, seen, only), seconds)
+    _facts(seen)
+    found = outside.get(seen.not_asked)
+    if found is not None:
+        seen.strays, seen.blind = found.strays, found.blind
+    servers = _Asked("mcp servers", lambda: find_servers(_places(seen), _configurations(seen)), seconds)
+    seen.servers = servers.get(seen.not_asked) or []
+    seen.now, seen.wall = time.monotonic(), time.time()
+    return seen
+
+
+def _engine(seen: Survey, asked: _Asked[list[SeenBox]] | None) -> list[SeenBox]:
+    recorded = any(uses_engine(run) for run in seen.runs.values() if not run.ended)
+    if asked is None:
+        if recorded:
+            seen.engine = "no engine is set up here (no DOCKER_HOST, no socket that this user may use)"
+            seen.not_asked.append(NotAsked("containers", seen.engine))
+        return []
+    missing: list[NotAsked] = []
+    found = asked.get(missing)
+    for one in missing:
+        absent = "no docker engine at" in one.why or "docker-py is missing" in one.why or "no permission" in one.why
+        if recorded or not absent:
+            # Without a run in a container, an engine that is not there has nothing to tell.
+            seen.engine = one.why
+            seen.not_asked.append(one)
+    return found or []
+
+
+def uses_engine(run: Recorded) -> bool:
+    return run.run.backend == "docker" or any(task.backend == "docker" for task in run.run.tasks.values())
+
+
+def _deepen(home: Home, seen: Survey) -> None:
+    """An ended run with a box that is there after all is read whole."""
+    for run_id in seen.boxes:
+        run = seen.runs.get(run_id)
+        if run is not None and not run.whole:
+            seen.runs[run_id] = read_run(home, run_id, whole=True)
+
+
+def _outside(home: Home, seen: Survey, only: str | None) -> Outside:
+    boxes = [box for found in seen.boxes.values() for box in found]
+    return read_outside(home, boxes, seen.runs, only, Doorways(home, seen.runs, only))
+
+
+def _facts(seen: Survey) -> None:
+    """Small questions about single runs that classification needs the answers to."""
+    own_ns = _pid_namespace(os.getpid())
+    for run_id, boxes in seen.boxes.items():
+        pids = [pid for box in boxes for pid in box.pids]
+        if not pids:
+            continue
+        ages = [age for age in map(_age, pids[:64]) if age is not None]
+        seen.ages[run_id] = max(ages, default=0.0)
+        run = seen.runs.get(run_id)
+        if run is None or run.missing:
+            seen.owners[run_id] = _owner_alive(pids)
+        elif run.launcher is False and _pid_namespace(pids[0]) not in (None, own_ns):
+            seen.pids_elsewhere.add(run_id)
+    for run_id, run in seen.runs.items():
+        if run.order is not None and run.order.word == "STOP" and seen.boxes.get(run_id):
+            seen.stoppers[run_id] = _asker_alive(run.order)
+        for task_id in run.allowances:
+            if (moment := _mtime(f"{seen.home}/runs/{run_id}/beat/{task_id}")) is not None:
+                seen.beats[run_id, task_id] = moment
+
+
+def _places(seen: Survey) -> list[Place]:
+    found = []
+    for run_id, boxes in seen.boxes.items():
+        run = seen.runs.get(run_id)
+        folder = run.run.cwd if run else None
+        for box in boxes:
+            for task, pids in box.tasks.items():
+                if pids:
+                    found.append(Place(run_id, task, True, folder, pids))
+            if box.loose:
+                found.append(Place(run_id, None, True, folder, box.loose))
+    for stray in seen.strays:
+        run = seen.runs.get(stray.run_id)
+        pids = [stray.member.pid, *(member.pid for member in stray.below)]
+        if stray.member.pid:
+            found.append(Place(stray.run_id, stray.task_id, False, run.run.cwd if run else None, pids))
+    return found
+
+
+def _configurations(seen: Survey) -> Configurations:
+    import pwd
+
+    homes = [os.environ.get("HOME", "")]
+    for uid in {os.geteuid(), *(stray.member.uid for stray in seen.strays)}:
+        try:
+            homes.append(pwd.getpwuid(uid).pw_dir if uid is not None else "")
+        except KeyError:
+            continue
+    return Configurations(home for home in homes if home)
+
+
+def _still(identities: tuple[Identity, ...]) -> bool:
+    return any(one.alive() is not False for one in identities)
+
+
+def _age(pid: int) -> float | None:
+    stat = read_stat(pid)
+    if stat is None:
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _owner_alive(pids: list[int]) -> bool | None:
+    """Is whoever started a box alive? False if the topmost process in it was left to init; else it can't be told."""
+    members = set(pids)
+    for pid in pids[:64]:
+        stat = read_stat(pid)
+        if stat is not None and stat.ppid not in members:
+            if stat.ppid == 0:
+                return None
+            parent = read_stat(stat.ppid)
+            if stat.ppid != 1 and (parent is None or parent.comm != "systemd"):
+                return None
+    return False
+
+
+def _asker_alive(order: orders.Order) -> bool | None:
+    """Is the process that ordered a stop still there to carry it out? None: the order does not name one."""
+    words = order.by.split()
+    if "pid" not in words[:-1] or not words[words.index("pid") + 1].isdigit():
+        return None
+    pid = int(words[words.index("pid") + 1])
+    identity = Identity.of(pid)
+    if identity is None:
+        return False if Identity(boot_id(), pid, 0).alive() is False else None
+    began, ordered = moment(wall_start(identity.start_ticks)), moment(order.at)
+    # A process that began after the order is another that got its number.
+    return None if began is None or ordered is None else began <= ordered + 1
+
+
+def _pid_namespace(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
+
+
+def _mtime(path: str) -> float | None:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return None
+
+
+def looked_again(home: Home, seen: Survey, run_ids: list[str]) -> list[Survey]:
+    """Two fresh looks at single runs: their records then their boxes, and those boxes then their records again.
+
+    Whatever a run did between the observers' looks of the first survey shows in one of the two: an end comes after
+    the last process, a start's intent before its box.
+    """
+    found = []
+    first = reread(home, run_ids)
+    boxes = {run_id: [look_again(box) for box in seen.boxes.get(run_id, ())] for run_id in run_ids}
+    wanted = set(run_ids)
+    servers = [one for one in seen.servers if one.run_id in wanted and _still(one.identities)]
+    strays = [one for one in seen.strays if one.run_id in wanted and (not one.member.pid or _still(one.identities[:1]))]
+    for runs in (first, reread(home, run_ids)):
+        fresh = replace(seen, runs=runs, boxes=boxes, servers=servers, strays=strays, engine="")
+        fresh.owners, fresh.ages, fresh.stoppers, fresh.beats, fresh.pids_elsewhere = {}, {}, {}, {}, set()
+        _facts(fresh)
+        fresh.now, fresh.wall = time.monotonic(), time.time()
+        found.append(fresh)
+    return found
+
+
+def describe(seen: Survey) -> dict[str, Any]:
+    """What `--json` says of the look itself."""
+    return {"not_asked": [one.as_dict() for one in seen.not_asked], "not_inspectable": seen.blind}
