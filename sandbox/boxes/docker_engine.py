@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -142,6 +143,7 @@ class Engine:
         import requests
 
         try:
+            self._knock(seconds)
             if hasattr(self, "api"):
                 self.api.timeout = max(0.05, seconds)
             return act()
@@ -151,6 +153,13 @@ class Engine:
             if hasattr(self, "api"):
                 self.api.close()  # of a connection that failed nothing is kept for the next question
             raise self._unanswered(error, seconds) from None
+
+    def _knock(self, seconds: float) -> None:
+        """See that the socket takes a connection: docker-py leaves one open that was refused. Raises OSError."""
+        if self.socket is not None:
+            with socket.socket(socket.AF_UNIX) as one:
+                one.settimeout(max(0.05, seconds))
+                one.connect(self.socket)
 
     def _unanswered(self, error: Exception, seconds: float) -> Unavailable:
         where = str(self.address["base_url"])
@@ -169,7 +178,7 @@ class Engine:
         names = {"memory": "MemoryLimit", "pids": "PidsLimit", "cpus": "CpuCfsQuota"}
         return Facts(
             host=str(info.get("Name", "")),
-            local=self._unix() and not rootless and str(info.get("CgroupVersion", "1")) == "2",
+            local=self._unix() and not rootless and _same_kernel(info),
             driver=str(info.get("CgroupDriver", "")),
             rootless=rootless,
             limits=tuple(name for name, key in names.items() if info.get(key) or info.get(key.replace("Cfs", "CFS"))),
@@ -224,6 +233,16 @@ def address() -> dict[str, Any]:
         raise Unavailable(f"the docker configuration cannot be read: {error}", fix="set DOCKER_HOST") from None
     url = found.get("base_url") or _DEFAULT_HOST
     return {**found, "base_url": url.replace("http+unix://", "unix://")}
+
+
+def _same_kernel(info: Mapping[str, Any]) -> bool:
+    """Does the engine run on this kernel? A unix socket alone says little: it may lead into a VM, or over ssh.
+
+    A yes that is wrong gives nothing away: a box's cgroup counts only as far as this kernel shows it alive.
+    """
+    own = os.uname()
+    there = info.get("Name"), info.get("KernelVersion"), str(info.get("CgroupVersion", "1"))
+    return there == (own.nodename, own.release, "2")
 
 
 def _connect(where: Mapping[str, Any], seconds: float) -> Any:

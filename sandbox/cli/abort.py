@@ -21,4 +21,5 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--grace", action=Value, convert=values.duration, default=GRACE, metavar="TIME")
     parser.add_argument("--term", action=Value, convert=values.duration, default=TERM, metavar="TIME")
     given = parser.parse_args(list(argv))
-    return stop_runs(given, lambda target, stop: abort(target, stop, given.grace, given.term))
+    patience = given.grace + given.term
+    return stop_runs(given, lambda target, stop: abort(target, stop, given.grace, given.term), patience)

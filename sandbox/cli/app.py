@@ -11,6 +11,7 @@ import typer
 from sandbox import __version__
 from sandbox.cli import (
     abort,
+    checkpoint,
     doctor,
     estop,
     inspect,
@@ -18,7 +19,9 @@ from sandbox.cli import (
     kill,
     logs,
     pause,
+    prune,
     ps,
+    reconcile,
     records,
     redirect,
     run,
@@ -26,6 +29,7 @@ from sandbox.cli import (
     tree,
     wait,
     watch,
+    worktrees,
 )
 from sandbox.errors import USAGE, AgentboxError, ReaderGone
 from sandbox.harness import gate
@@ -81,6 +85,10 @@ app.command("logs", help="Print the output of a detached task.")(logs.logs)
 app.command("wait", help="Wait for a run to end, and exit as it did.")(wait.wait)
 app.command("manifest", help="Print the record of a run, or of all.")(records.manifest)
 app.command("verify", help="Check a run's record for changes.")(records.verify)
+app.command("checkpoint", help="Commit what this worktree of a task holds.")(checkpoint.checkpoint)
+app.command("worktrees", help="List the worktrees of a run.")(worktrees.worktrees)
+app.command("reconcile", help="Find what is alive and should not be.")(reconcile.reconcile)
+app.command("prune", help="Remove what ended runs left behind.")(prune.prune)
 app.command("watch", help="Enforce an emergency stop made by hand, and orders written by hand.")(watch.watch)
 app.command("install-units", help="Write systemd units, or print crontab lines.")(install_units.install_units)
 app.command("doctor", help="Try every backend, and say how to repair what does not work.")(doctor.doctor)

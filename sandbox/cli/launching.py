@@ -52,6 +52,8 @@ def add_options(parser: Parser) -> None:
         metavar="TIME",
         help="end it after, such as 2h (exit 124)",
     )
+    add("--worktree", action="store_true", help="give the task a git worktree of its own, at ../wt-RUN-TASK")
+    add("--base", metavar="REF", help="where its branch agent/RUN/TASK starts (default: HEAD)")
     add("--on-exit", choices=["kill", "leave"], default="kill", help="what is left when the command ends")
     add = parser.add_argument_group("containers (with --image)").add_argument
     add("--mount", action="append", default=[], metavar="SPEC", help="as docker's --mount (repeatable)")
@@ -79,6 +81,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         given.command = command
     if not given.command:
         raise AgentboxError("no command given", fix=f"{parser.prog} … -- COMMAND", code=USAGE)
+    if given.base is not None and not given.worktree:
+        raise AgentboxError("--base is for worktrees", fix="add --worktree", code=USAGE)
     if given.image == "":
         raise AgentboxError("--image names no image", fix="give one, or leave --image out", code=USAGE)
     if not given.image and (given_alone := [n for n in CONTAINER_ONLY if getattr(given, n)]):
@@ -105,6 +109,8 @@ def spec_of(given: argparse.Namespace, run_id: str, task_id: str, *, new_run: bo
         timeout=given.timeout,
         on_exit=given.on_exit,
         container=_container(given) if given.image else {},
+        worktree=given.worktree,
+        base=given.base,
     )
 
 

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from sandbox.cli.selection import select_run
-from sandbox.cli.table import printable, table
-from sandbox.errors import NO_SUCH_RUN, AgentboxError
+from sandbox.cli.table import table
+from sandbox.errors import NO_SUCH_RUN, AgentboxError, printable
 from sandbox.manifest.home import Home
 from sandbox.manifest.ids import is_id
 from sandbox.reconcile import log, metrics

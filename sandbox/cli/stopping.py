@@ -38,14 +38,15 @@ def add_options(parser: Parser) -> None:
     add("--json", action="store_true", help="print an array with one receipt a run")
 
 
-def stop_runs(given: argparse.Namespace, act: Act) -> int:
+def stop_runs(given: argparse.Namespace, act: Act, patience: float = 0.0) -> int:
     """Stop what was named; prints and returns the exit status."""
     home = Home.locate()
     runs = _selected(given, home)
     task = check_id(given.task, "task id") if given.task is not None else None
     if task is not None:
         _check_task(home, runs, task)
-    stops = carry_out(home, [target_of(home, run, task) for run in runs], given.reason or "asked for", act)
+    targets = [target_of(home, run, task) for run in runs]
+    stops = carry_out(home, targets, given.reason or "asked for", act, patience)
     say(json.dumps([s.as_receipt() for s in stops]) + "\n" if given.json else "".join(map(told, stops)))
     for stop in stops:
         warn_of(stop)

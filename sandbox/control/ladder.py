@@ -52,4 +52,3 @@ def wait_empty(target: Target, seconds: float) -> Proof:
         proofs = [backend.wait_empty(box, deadline) for backend, box in found]
         if time.monotonic() >= deadline or worst(proofs) == "empty":
             return worst(proofs)
-

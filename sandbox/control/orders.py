@@ -26,7 +26,10 @@ SIZE_MAX = 4096
 
 @dataclass(frozen=True)
 class Order:
-    """`trusted` is False where the file could not be read as an order, and `reason` says why."""
+    """`trusted` is False where the file could not be read as an order, and `reason` says why.
+
+    `patience`: seconds that whoever ordered a stop leaves to what still runs before killing it.
+    """
 
     word: str
     generation: int
@@ -34,6 +37,7 @@ class Order:
     by: str = ""
     at: str = ""
     trusted: bool = True
+    patience: float = 0.0
 
 
 def parse(text: bytes) -> Order | None:
@@ -43,7 +47,15 @@ def parse(text: bytes) -> Order | None:
     if word not in WORDS or not number.isdigit() or len(number) > 18:
         return None
     values = {key: value for key, _, value in (line.partition(": ") for line in lines[1:])}
-    return Order(word, int(number), values.get("reason", ""), values.get("by", ""), values.get("at", ""))
+    patience = values.get("patience", "")
+    return Order(
+        word,
+        int(number),
+        values.get("reason", ""),
+        values.get("by", ""),
+        values.get("at", ""),
+        patience=float(patience) if patience.isdigit() else 0.0,
+    )
 
 
 def read_order(path: str) -> Order:
@@ -69,13 +81,13 @@ def _distrust(path: str, why: str) -> Order:
     return Order("STOP", 0, f"{os.path.basename(path)}: {why}", trusted=False)
 
 
-def write_order(path: str, word: str, *, reason: str = "", by: str = "") -> Order:
+def write_order(path: str, word: str, *, reason: str = "", by: str = "", patience: float = 0.0) -> Order:
     """Replace the order: temporary file, fsync, rename, fsync of the directory. Raises OSError.
 
     The generation is one above the one read. A STOP that stands is never replaced by this: see `loosen`.
     """
     standing = read_order(path)
-    order = Order(word, standing.generation + 1, _one_line(reason), _one_line(by), now())
+    order = Order(word, standing.generation + 1, _one_line(reason), _one_line(by), now(), patience=patience)
     _put(path, order, os.rename)
     return order
 
@@ -89,6 +101,8 @@ def create_order(path: str, *, by: str) -> Order:
 
 def _put(path: str, order: Order, place: Callable[[str, str], None]) -> None:
     text = f"{order.word} {order.generation}\nat: {order.at}\nby: {order.by}\nreason: {order.reason}\n"
+    if order.patience:
+        text += f"patience: {order.patience:.0f}\n"
     folder, name = os.path.split(path)
     temporary = f"{folder}/.{name}.{os.getpid()}"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -104,7 +118,7 @@ def _put(path: str, order: Order, place: Callable[[str, str], None]) -> None:
     fsync_directory(folder)
 
 
-def order_stop(path: str, *, reason: str, by: str) -> tuple[Order, str]:
+def order_stop(path: str, *, reason: str, by: str, patience: float = 0.0) -> tuple[Order, str]:
     """Make STOP stand; returns it and "" or why it could not be written as usual.
 
     Where it can't be written (full disk), the file is removed instead: missing counts as STOP.
@@ -113,7 +127,7 @@ def order_stop(path: str, *, reason: str, by: str) -> tuple[Order, str]:
     if standing.word == "STOP" and standing.trusted:
         return standing, ""
     try:
-        return write_order(path, "STOP", reason=reason, by=by), ""
+        return write_order(path, "STOP", reason=reason, by=by, patience=patience), ""
     except OSError as error:
         _unlink(path)
         return read_order(path), f"the stop order could not be written: {error.strerror}"

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 from sandbox.boxes.registry import backend, local_backends
-from sandbox.boxes.where import own_box
+from sandbox.boxes.where import inside, own_box
 from sandbox.control import orders
 from sandbox.control.escapees import marked_processes
 from sandbox.control.status import launcher_alive, launcher_identity, load
@@ -33,17 +33,27 @@ def target_of(home: Home, run_id: str, task_id: str | None = None) -> Target:
     return target
 
 
-def carry_out(home: Home, targets: list[Target], reason: str, act: Act) -> list[Stop]:
-    """Order all stops first, then act on each, then record each. Raises nothing but for unknown tasks."""
+def carry_out(home: Home, targets: list[Target], reason: str, act: Act, patience: float = 0.0) -> list[Stop]:
+    """Order all stops first, then act on each, then record each. Raises nothing but for unknown tasks.
+
+    `patience`: seconds that `act` leaves to the runs. What the caller itself is in comes last, since its end is
+    the caller's.
+    """
     by = f"uid {os.getuid()} pid {os.getpid()}"
-    stops = [(target, begin(target, reason, by)) for target in targets]
-    for target, stop in stops:
-        act(target, stop)
-    for target, stop in stops:
-        stop.escapees = marked_processes(target.run_id, target.task_id, home.run_dir(target.run_id).control)
-        record(home, stop)
-        settle(home, target, stop)
+    stops = [(target, begin(target, reason, by, patience)) for target in targets]
+    own = [pair for pair in stops if _holds_us(pair[0])]
+    for group in ([pair for pair in stops if pair not in own], own):
+        for target, stop in group:
+            act(target, stop)
+        for target, stop in group:
+            stop.escapees = marked_processes(target.run_id, target.task_id, home.run_dir(target.run_id).control)
+            record(home, stop)
+            settle(home, target, stop)
     return [stop for _, stop in stops]
+
+
+def _holds_us(target: Target) -> bool:
+    return own_box() is not None and any(box.cgroup and inside(box.cgroup) for _, box in target.boxes())
 
 
 def record(home: Home, stop: Stop) -> None:

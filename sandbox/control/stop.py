@@ -77,12 +77,12 @@ class Stop:
         }
 
 
-def begin(target: Target, reason: str, by: str) -> Stop:
-    """Write the STOP order of a run or task; the first step of `kill` and `abort`."""
+def begin(target: Target, reason: str, by: str, patience: float = 0.0) -> Stop:
+    """Write the STOP order of a run or task; the first step of `kill` and `abort`. `patience`: see Order."""
     stop = Stop(target.run_id, target.task_id, reason, by)
     before = orders.read_order(target.order_path)
     stop.already = before.word == "STOP" and before.trusted
-    order, problem = orders.order_stop(target.order_path, reason=reason, by=by)
+    order, problem = orders.order_stop(target.order_path, reason=reason, by=by, patience=patience)
     stop.ordered_at = order.at or now()
     stop.rungs.append(Rung("order", now()))
     if problem:

@@ -85,7 +85,8 @@ if [ -f "$steer" ] && [ ! -L "$steer" ]; then
     number=0
     set -C
     while IFS= read -r line; do
-        if { : >"$AGENTBOX_BEAT.steer.$number"; } 2>/dev/null; then printf '%s\n' "$line"; fi
+        # Not `:`, for a failed redirection of a special built-in ends the shell.
+        if { true >"$AGENTBOX_BEAT.steer.$number"; } 2>/dev/null; then printf '%s\n' "$line"; fi
         number=$((number + 1))
     done <"$steer"
 fi

@@ -132,3 +132,28 @@ def _kernel_parent() -> int | None:
     """The pid of kthreadd, whose children are the kernel's own; None inside of a pid namespace."""
     stat = _stat(2)
     return 2 if stat and stat.comm == "kthreadd" else None
+
+
+def raw_environ(pid: int) -> bytes | None:
+    """The environment that a process was started with, raw; None if it can't be read."""
+    try:
+        return read_bytes(f"/proc/{pid}/environ", ENVIRON_BYTES)
+    except OSError:
+        return None
+
+
+def folder_of(pid: int) -> str | None:
+    """Its working directory, or None if it can't be read."""
+    return _link(pid, "cwd")
+
+
+def pid_namespace(pid: int) -> str | None:
+    """What names its pid namespace (namespaces(7)), or None if it can't be read."""
+    return _link(pid, "ns/pid")
+
+
+def _link(pid: int, name: str) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/{name}")
+    except OSError:
+        return None

@@ -262,7 +262,7 @@ def capture(
         stderr=subprocess.PIPE,
         start_new_session=True,
         # A launcher has its signals blocked, and a child would inherit that (sigprocmask(2)).
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),  # noqa: PLW1509
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),
     )
     given: bytes | None = stdin
     while True:
@@ -289,5 +289,5 @@ def _end_group(group: int, wait: Callable[[], object]) -> None:
         try:
             wait()
             return
-        except Exception:  # noqa: S112 - subprocess.TimeoutExpired, which is not imported here
+        except Exception:
             continue

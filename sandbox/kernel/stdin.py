@@ -94,9 +94,7 @@ def _socket_writer(pid: int, inode: int) -> bool | None:
 
 def _ask_kernel(inode: int) -> bool:
     """Raises OSError where the kernel does not know the socket, or can't be asked."""
-    request = struct.pack(
-        "=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, inode, _SHOW_PEER, _NO_COOKIE, _NO_COOKIE
-    )
+    request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, inode, _SHOW_PEER, _NO_COOKIE, _NO_COOKIE)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as netlink:
         netlink.settimeout(1.0)
         netlink.send(struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, 1, 1, 0) + request)

@@ -24,7 +24,8 @@ def launch_detached(spec: LaunchSpec, home: Home, dispositions: Dispositions) ->
         pid, reader = fork_reporting(lambda report: _background(spec, home, dispositions, report))
     except OSError as error:
         raise AgentboxError(f"cannot fork: {error.strerror}", fix="check pid limits (ulimit -u)") from None
-    word = _read_all(reader)
+    # One word, not up to the end: a child that stands for a container keeps the pipe open for as long as it runs.
+    word = os.read(reader, 65536)
     os.close(reader)
     code, _, text = word.decode("utf-8", "replace").partition(" ")
     if code != "0":
@@ -77,10 +78,3 @@ def _say(fd: int, text: bytes) -> None:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EBADF):
             raise
-
-
-def _read_all(fd: int) -> bytes:
-    parts = []
-    while part := os.read(fd, 65536):
-        parts.append(part)
-    return b"".join(parts)

@@ -15,6 +15,13 @@ def environment(spec: LaunchSpec, run: RunDir) -> dict[bytes, bytes]:
     if spec.detach:
         # Nobody is there to answer a prompt (git(1), credential prompts).
         env.setdefault(b"GIT_TERMINAL_PROMPT", b"0")
+    if spec.tree is not None:
+        from sandbox.worktree.git import REPOSITORY_VARIABLES
+
+        # A launcher that a hook started names the hook's repository in these: the command would act on that one.
+        for name in REPOSITORY_VARIABLES:
+            env.pop(name.encode(), None)
+        env[b"PWD"] = os.fsencode(spec.tree.path)
     env.update(spec.env)
     named = {
         "RUN_ID": spec.run_id,

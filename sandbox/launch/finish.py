@@ -47,7 +47,7 @@ def finish(started: Started, ended: Ended, writer: Writer) -> Finished:
     if ended.timed_out or ended.hung_up:
         finished = _end_by_us(started, ended, target)
     elif order.word == "STOP":
-        finished = _ended_by_order(started, ended, target)
+        finished = _ended_by_order(started, ended, target, order)
     else:
         finished = _ended_by_itself(started, ended, target)
     finished.oom_kills = oom_kills
@@ -97,10 +97,10 @@ def _end_by_us(started: Started, ended: Ended, target: Target) -> Finished:
     return Finished(result, outcome, stop.processes, stop.proof == "empty")
 
 
-def _ended_by_order(started: Started, ended: Ended, target: Target) -> Finished:
+def _ended_by_order(started: Started, ended: Ended, target: Target, order: Order) -> Finished:
     """A stop stands: leave it to whoever carries it out, and see that it was."""
     found: list[Member] = []
-    proven = wait_empty(target, ENDING_BY_ITSELF_SECONDS) == "empty"
+    proven = wait_empty(target, ENDING_BY_ITSELF_SECONDS + order.patience) == "empty"
     if not proven:
         stop = kill(target, _silent_stop(started))
         found, proven = stop.processes, stop.proof == "empty"

@@ -14,8 +14,9 @@ from sandbox.boxes.registry import choose
 from sandbox.boxes.where import own_box
 from sandbox.control import orders
 from sandbox.control.under_way import is_under_way
-from sandbox.errors import NOT_EXECUTABLE, NOT_FOUND, AgentboxError, Refused
-from sandbox.kernel.spawn import Step, find_command
+from sandbox.errors import AgentboxError, Refused
+from sandbox.kernel.spawn import Step
+from sandbox.launch.command import require_command
 from sandbox.launch.environment import environment
 from sandbox.launch.finish import finish, refused_code, report_leftovers
 from sandbox.launch.signals import Dispositions
@@ -41,6 +42,11 @@ def launch(
     """
     terminal = Terminal.save()
     dispositions.block()
+    if spec.worktree:
+        from sandbox.launch import worktree
+
+        _refuse_emergency(home)
+        spec = worktree.planned(spec, home)
     run, writer, backend = prepare(spec, home)
     try:
         leave_own_task(spec, home, run, backend)
@@ -58,8 +64,7 @@ def prepare(spec: LaunchSpec, home: Home) -> tuple[RunDir, Writer, Backend]:
     Raises Refused, or AgentboxError with the exit code.
     """
     home.ensure()
-    if why := orders.emergency_stop(home.emergency_stop):
-        raise Refused(why, fix="lift it with `agentbox estop --lift` from outside of any box")
+    _refuse_emergency(home)
     run = home.run_dir(spec.run_id)
     if not spec.image:
         _check_command(spec, run)
@@ -84,6 +89,11 @@ def prepare(spec: LaunchSpec, home: Home) -> tuple[RunDir, Writer, Backend]:
             raise
         raise AgentboxError(f"{run.path} cannot be written: {error.strerror}", fix="see `agentbox doctor`") from None
     return run, writer, backend
+
+
+def _refuse_emergency(home: Home) -> None:
+    if why := orders.emergency_stop(home.emergency_stop):
+        raise Refused(why, fix="lift it with `agentbox estop --lift` from outside of any box")
 
 
 def _discard(run: RunDir) -> None:
@@ -119,16 +129,9 @@ def claim_task(run: RunDir, task_id: str) -> None:
 
 def _check_command(spec: LaunchSpec, run: RunDir) -> None:
     """Tell a command that does not exist before a run is made for it."""
-    number = find_command(spec.argv[0], environment(spec, run))
-    if number == 0:
-        return
-    if number in (2, 20):
-        raise AgentboxError(f"command {spec.name} not found", fix="check its name and PATH", code=NOT_FOUND)
-    raise AgentboxError(
-        f"{spec.name} is not executable: {os.strerror(number)}",
-        fix="chmod +x it, if it is a program",
-        code=NOT_EXECUTABLE,
-    )
+    if spec.tree is not None and b"/" in spec.argv[0]:
+        return  # it may be in the worktree alone, and is looked for once that is there
+    require_command(spec, environment(spec, run))
 
 
 def _record_created(spec: LaunchSpec, writer: Writer, backend: Backend, parent_run: str | None) -> None:

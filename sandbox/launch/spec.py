@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandbox.boxes.base import Limits
+
+if TYPE_CHECKING:
+    from sandbox.worktree.create import Plan
 
 MAIN = "main"
 """The agent's own task, if it is given no other id."""
@@ -18,7 +21,8 @@ class LaunchSpec:
     """`timeout` in seconds. `env`: what `--env` adds. `cwd`: None where the working directory was deleted.
 
     `new_run`: make the run, whose main task this is; otherwise the task joins it. `on_exit`: `kill` ends what
-    is left when the command has ended, `leave` keeps it.
+    is left when the command has ended, `leave` keeps it. `worktree`: the task gets one of its own, from `base`
+    (None: HEAD); `tree` is where, once that is known.
     """
 
     run_id: str
@@ -35,6 +39,9 @@ class LaunchSpec:
     timeout: float | None = None
     on_exit: str = "kill"
     container: Mapping[str, Any] = field(default_factory=dict)
+    worktree: bool = False
+    base: str | None = None
+    tree: Plan | None = None
 
     @property
     def name(self) -> str:

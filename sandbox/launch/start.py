@@ -62,7 +62,13 @@ def start(
     generation = may_start(home, run, spec.task_id)
     _record_intent(writer, spec, backend)
     box: Box | None = None
+    tree_made = False
     try:
+        if spec.tree is not None:
+            from sandbox.launch import worktree
+
+            steps = [worktree.make(spec, writer, lambda: may_start(home, run, spec.task_id)), *steps]
+            tree_made = True
         box, given_up = backend.create(_box_spec(spec, home, run))
         for line in given_up:
             writer.append("note", task_id=spec.task_id, text=f"limit given up: {line}")
@@ -79,7 +85,8 @@ def start(
             raise
         _release(child, spec.name)
     except BaseException as error:
-        raise _undo(spec, home, run, writer, backend, box, error) from None
+        undone = _undo(spec, home, run, writer, backend, box, tree_made, error)
+        raise undone from None
     return Started(spec, run, backend, box, child.pid, oom_before)
 
 
@@ -111,6 +118,7 @@ def _record_intent(writer: Writer, spec: LaunchSpec, backend: Backend) -> None:
         backend=backend.name,
         launcher=_own_identity(),
         detached=spec.detach,
+        **(spec.tree.as_record() if spec.tree else {}),
     )
 
 
@@ -124,8 +132,8 @@ def _record_started(writer: Writer, spec: LaunchSpec, box: Box, child: Child) ->
         start_ticks=identity.start_ticks if identity else None,
         box=box.as_record(),
         remote_id=None,
-        branch=None,
-        worktree=None,
+        branch=spec.tree.branch if spec.tree else None,
+        worktree=spec.tree.path if spec.tree else None,
         started_at=now(),
         harness=None,
         argv=spec.shown_argv,
@@ -141,6 +149,7 @@ def _undo(
     writer: Writer,
     backend: Backend,
     box: Box | None,
+    tree_made: bool,
     error: BaseException,
 ) -> AgentboxError:
     """End and remove what there is of the task, record it, and return the error for the person.
@@ -153,6 +162,10 @@ def _undo(
         backend.destroy(box)
     if spec.new_run:
         _remove_parents(backend, spec.run_id)
+    if tree_made:
+        from sandbox.launch import worktree
+
+        worktree.undo(spec, writer)
     try:
         may_start(home, run, spec.task_id)
     except Refused as refused:

@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -146,8 +147,8 @@ class _Wait:
         self.terminal = terminal
         self.hang_up_at: float | None = None
         self.by_terminal: set[int] = set()
-        self.stopped_by = 0  # the signal that holds the child, 0 while it runs, as last seen
-        self.followed = False  # the launcher has stopped with the child
+        self.stopped_by = 0  # the signal that holds the child, 0 while it runs, as last reported
+        self.new_stop = False  # that stop is still to be looked at
         self.wants_terminal = False
 
     def run(self) -> Ended:
@@ -205,6 +206,9 @@ class _Wait:
             return
         if number == signal.SIGHUP and not self.hang_up_ignored and self.hang_up_at is None:
             self.hang_up_at = time.monotonic() + HANG_UP_GRACE
+        # Ctrl+Z that took back the SIGCONT of `fg` before it was read, and a child that did not get either.
+        if number == signal.SIGTSTP and self.stopped_by:
+            self.new_stop = True
         kernel = info.si_code == _SI_KERNEL
         if kernel:
             self.by_terminal.add(number)
@@ -241,14 +245,10 @@ class _Wait:
 
     def _look_at_stop(self) -> None:
         """Follow a child that has stopped, and note one that runs again."""
-        held = self._held()
-        if held == self.stopped_by:
+        self._take_reports()
+        if not self.new_stop:
             return
-        self.stopped_by = held
-        if not held:
-            self.on_event(Event("continued"))
-            return
-        self.on_event(Event("stopped", held))
+        self.new_stop, held = False, self.stopped_by
         group, ours, front = self._group(), os.getpgrp(), self.terminal.foreground()
         reads = group != ours and held in _BACKGROUND
         if reads and front == ours:
@@ -256,16 +256,20 @@ class _Wait:
             return
         self.wants_terminal = reads or (front == group != ours)
         if self._follows(group != ours):
-            # A stop that comes after the launcher goes on is a new one, also if it took back the SIGCONT between.
-            self.stopped_by, self.followed = 0, True
             _stop_self()
 
-    def _held(self) -> int:
-        """The signal that holds the child stopped, 0 while it runs."""
-        # WEXITED too: for a child that has just ended, WSTOPPED alone is an error.
-        options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
-        found = os.waitid(os.P_PID, self.child, options)
-        return found.si_status if found is not None and found.si_code == os.CLD_STOPPED else 0
+    def _take_reports(self) -> None:
+        """Take in how the child stopped and went on since the last call.
+
+        The kernel reports each stop once, so that the next stop is never taken for the last one, nor a SIGCONT
+        that is read late for one that came after it.
+        """
+        options = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+        with suppress(ChildProcessError):  # it has ended
+            while (found := os.waitid(os.P_PID, self.child, options)) is not None:
+                self.new_stop = found.si_code == os.CLD_STOPPED
+                self.stopped_by = found.si_status if self.new_stop else 0
+                self.on_event(Event("stopped" if self.new_stop else "continued", self.stopped_by))
 
     def _follows(self, own_group: bool) -> bool:
         """Whether the launcher stops with the child: if a shell is there that would have seen the child stop.
@@ -286,11 +290,9 @@ class _Wait:
     def _go_on(self) -> None:
         """SIGCONT came, of the shell's `fg` or `bg` or a kill(1): the child goes on, with its terminal."""
         front = self.terminal.look()
-        held = self._held() != 0
+        self._take_reports()
+        held = self.stopped_by != 0 and not self.new_stop
         self.on_event(Event("signal", int(signal.SIGCONT), sent=held))
-        if self.stopped_by or self.followed:
-            self.stopped_by, self.followed = 0, False
-            self.on_event(Event("continued"))
         group = self._group()
         if held and group == os.getpgrp():
             self._send(signal.SIGCONT, self.child)

@@ -55,6 +55,8 @@ class Task:
     remote_id: str | None = None
     branch: str | None = None
     worktree: str | None = None
+    repository: str | None = None
+    base: str | None = None
     harness: str | None = None
     code: int | None = None
     signal: int | None = None
@@ -176,6 +178,8 @@ def _intent(run: Run, record: Record, task_id: str) -> None:
     task.detached = _bool(record, "detached")
     task.launcher = _process(record, "launcher")
     task.host, task.boot_id = _text(record, "host"), _text(record, "boot_id")
+    task.branch, task.worktree = _text(record, "branch"), _text(record, "worktree")
+    task.repository, task.base = _text(record, "repository"), _text(record, "base")
 
 
 def _started(run: Run, record: Record, task_id: str) -> None:
@@ -195,7 +199,8 @@ def _started(run: Run, record: Record, task_id: str) -> None:
     task.detached = task.detached if detached is None else detached
     task.started_at = _text(record, "started_at") or _text(record, "ts")
     task.remote_id, task.harness = _text(record, "remote_id"), _text(record, "harness")
-    task.branch, task.worktree = _text(record, "branch"), _text(record, "worktree")
+    task.branch = _text(record, "branch") or task.branch
+    task.worktree = _text(record, "worktree") or task.worktree
 
 
 def _exited(run: Run, record: Record, task_id: str) -> None:

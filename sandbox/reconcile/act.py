@@ -71,7 +71,7 @@ def _order(one: Finding) -> tuple[int, str]:
 def _covers(done: Done, one: Finding) -> bool:
     """Has what was done for another finding ended this one, too?"""
     how, its = (found.remedy.how if found.remedy else "" for found in (done.finding, one))
-    whole = how == "stop" and done.finding.kind != "orphan" or (how == "stop" and done.finding.task_id is None)
+    whole = (how == "stop" and done.finding.kind != "orphan") or (how == "stop" and done.finding.task_id is None)
     return done.ok and whole and its == "stop"
 
 

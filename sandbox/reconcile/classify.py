@@ -96,13 +96,12 @@ def _of_tasks(seen: Survey, run: Recorded, boxes: list[SeenBox]) -> Iterator[Fin
     """Single tasks of a live run."""
     where: dict[str, list[SeenBox]] = {}
     for box in boxes:
-        for task in box.live_tasks:
-            where.setdefault(task, []).append(box)
+        for task_id in box.live_tasks:
+            where.setdefault(task_id, []).append(box)
     for task_id, found in sorted(where.items()):
         if len(found) > 1:
             yield _task(run, task_id, found, "duplicate_task", f"{len(found)} live boxes have task id {task_id}", None)
-        task = run.run.tasks.get(task_id)
-        kind, why = _task_verdict(run, task_id, task)
+        kind, why = _task_verdict(run, task_id, run.run.tasks.get(task_id))
         if kind:
             yield _task(run, task_id, found, kind, why, STOP if kind == "orphan" else None)
     yield from _stalled(seen, run, where)
@@ -119,9 +118,7 @@ def _task_verdict(run: Recorded, task_id: str, task: Task | None) -> tuple[str, 
     return "", ""
 
 
-def _task(
-    run: Recorded, task_id: str, boxes: list[SeenBox], kind: str, why: str, remedy: Remedy | None
-) -> Finding:
+def _task(run: Recorded, task_id: str, boxes: list[SeenBox], kind: str, why: str, remedy: Remedy | None) -> Finding:
     task = run.run.tasks.get(task_id)
     return finding(
         kind,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox.boxes.base import Proof
 from sandbox.boxes.registry import backend
 from sandbox.manifest.home import Home
 from sandbox.reconcile.boxes import SeenBox
@@ -32,26 +33,29 @@ def read_containers(home: Home, only: str | None = None) -> list[SeenBox]:
     for box in docker.list():
         if only is not None and box.run_id != only:
             continue
-        path = box.cgroup if box.task_id is None else os.path.dirname(box.cgroup) if box.cgroup else None
+        path: str | None = os.path.dirname(box.cgroup) if box.cgroup and box.task_id is not None else box.cgroup
         seen = found.setdefault((box.run_id, path), SeenBox("docker", box.run_id, path, populated=False))
         if box.task_id is None:
             seen.inode = box.cgroup_inode
             continue
-        seen.tasks.setdefault(box.task_id, [])
-        proof = docker.populated(box)
-        seen.containers[box.task_id] = box.id
-        if proof == "unknown":
-            seen.populated = None
-        elif proof == "alive":
-            seen.alive.add(box.task_id)
-            seen.populated = seen.populated is not None or None
+        _add(seen, box.task_id, box.id, docker.populated(box))
     return list(found.values())
+
+
+def _add(seen: SeenBox, task_id: str, container: str, proof: Proof) -> None:
+    seen.tasks.setdefault(task_id, [])
+    seen.containers[task_id] = container
+    if proof == "alive":
+        seen.alive.add(task_id)
+        seen.populated = True
+    elif proof == "unknown" and not seen.populated:
+        seen.populated = None
 
 
 def merge(boxes: list[SeenBox], contained: list[SeenBox]) -> list[SeenBox]:
     """Boxes by cgroup and by engine as one list: a container whose cgroup is seen here is that same box."""
     merged = list(boxes)
-    by_path = {box.path: box for box in boxes if box.path}
+    by_path: dict[str | None, SeenBox] = {box.path: box for box in boxes if box.path}
     for one in contained:
         known = by_path.get(one.path)
         if known is None:

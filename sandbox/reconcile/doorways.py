@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 
 from sandbox.kernel.mounts import cgroup_of
 from sandbox.kernel.procfs import Member, Stat, read_bytes, wall_start
-from sandbox.kernel.scan import Table, cmdline
+from sandbox.kernel.scan import Table, cmdline, folder_of
 from sandbox.manifest.home import Home
 from sandbox.reconcile.records import Recorded, read_run
 from sandbox.reconcile.strays import Finder, Stray
@@ -110,7 +110,7 @@ class Doorways:
             door = SERVERS.get(server.comm, "") if server else ""
             if not door or pid in finder.own:
                 continue
-            folder = _cwd(pid)
+            folder = folder_of(pid)
             for one in self.lives():
                 if one.covers(_started(stat)) and _within(folder, one.folder):
                     told = {
@@ -242,10 +242,3 @@ def _text(path: str) -> str:
         return read_bytes(path, TEXT_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _cwd(pid: int) -> str | None:
-    try:
-        return os.readlink(f"/proc/{pid}/cwd")
-    except OSError:
-        return None

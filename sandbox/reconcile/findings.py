@@ -92,6 +92,4 @@ GRAVITY = ("security", "warning", "info")
 
 def in_order(found: list[Finding]) -> list[Finding]:
     """The gravest first, then by run, task and kind: the same each time."""
-    return sorted(
-        found, key=lambda f: (GRAVITY.index(f.severity), f.run_id or "", f.kind, f.task_id or "", str(f.key))
-    )
+    return sorted(found, key=lambda f: (GRAVITY.index(f.severity), f.run_id or "", f.kind, f.task_id or "", str(f.key)))

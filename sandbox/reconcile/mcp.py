@@ -23,15 +23,19 @@ _TWO_WORDS = {
     ("npm", "exec"), ("npm", "x"), ("pnpm", "dlx"), ("pnpm", "exec"), ("yarn", "dlx"), ("bun", "x"), ("pipx", "run"),
     ("uv", "run"), ("deno", "run"), ("poetry", "run"), ("docker", "run"), ("podman", "run"),
 }  # fmt: skip
-_TAKES_VALUE = frozenset(
-    ["-p", "--package", "--from", "--with", "--python", "-w", "--workspace", "-e", "--env", "-v", "--volume", "--mount", "--name", "--network", "-u", "--user", "--directory", "--project", "--env-file", "--entrypoint", "-r", "--require", "--import", "--loader", "-W", "-X", "-S", "--allow-net"]
-)
+_TAKES_VALUE = frozenset((
+    "-p", "--package", "--from", "--with", "--python", "-w", "--workspace", "-e", "--env", "-v", "--volume", "--mount",
+    "--name", "--network", "-u", "--user", "--directory", "--project", "--env-file", "--entrypoint", "-r", "--require",
+    "--import", "--loader", "-W", "-X", "-S", "--allow-net",
+))  # fmt: skip
 _PREPARING = frozenset(("cd", "export", "set", "source", ".", "umask", "ulimit", "true", ":"))
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SCRIPT = re.compile(r"\.(?:[cm]?[jt]s|py|rb)$")
 _NAME = re.compile(r"(?:^|[^a-z0-9])mcp(?:$|[^a-z0-9])|modelcontextprotocol")
 _NOT_A_PROGRAM = re.compile(r"\.(?:json[c5]?|toml|ya?ml|md|txt|log|lock|pid|sock|db|sqlite)$")
 _SERVING = {("claude", "mcp"): "serve", ("codex", "mcp"): "serve", ("codex", "mcp-server"): "", ("mcp", "run"): ""}
+
+
 @dataclass(frozen=True)
 class Recognised:
     """`name`: of the server; `by`: the configuration file, or "command shape"; `harness`: whose file, or ""."""

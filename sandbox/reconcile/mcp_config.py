@@ -1,15 +1,21 @@
 """The MCP servers that the known harnesses are configured to start: name, command and the file that says so.
 
-| harness     | files (project, then user)                                            | source |
-| ----------- | --------------------------------------------------------------------- | ------ |
-| any         | .mcp.json, mcp.json: `mcpServers`                                     | the harnesses below |
-| omp         | .omp/mcp.json, .omp/.mcp.json, ~/.omp/agent/mcp.json, ~/.omp/agent/.mcp.json, |  |
-|             | ~/.omp/profiles/*/agent/mcp.json: `mcpServers`                        | github.com/can1357/oh-my-pi docs/mcp-config.md |
-| Claude Code | .mcp.json, ~/.claude.json: `mcpServers` and `projects.<path>.mcpServers` | code.claude.com/docs/en/mcp |
-| Codex       | .codex/config.toml, ~/.codex/config.toml: `[mcp_servers.<name>]`      | developers.openai.com/codex/mcp |
-| Cursor      | .cursor/mcp.json, ~/.cursor/mcp.json: `mcpServers`                    | cursor.com/docs/mcp |
-| VS Code     | .vscode/mcp.json, ~/.config/Code/User/mcp.json: `servers`;            |  |
-|             | ~/.copilot/mcp-config.json: `mcpServers`  | code.visualstudio.com/docs/copilot/reference/mcp-configuration |
+| harness     | files of a project, then of a user | source |
+| ----------- | ---------------------------------- | ------ |
+| any         | .mcp.json, mcp.json                | the harnesses below |
+| omp         | .omp/mcp.json, .omp/.mcp.json; the same in ~/.omp/agent and ~/.omp/profiles/*/agent | [1] |
+| Claude Code | .mcp.json; ~/.claude.json, also `projects.<path>.mcpServers` in it | [2] |
+| Codex       | .codex/config.toml; ~/.codex/config.toml: `[mcp_servers.<name>]` | [3] |
+| Cursor      | .cursor/mcp.json; ~/.cursor/mcp.json | [4] |
+| VS Code     | .vscode/mcp.json; ~/.config/Code/User/mcp.json: `servers`; ~/.copilot/mcp-config.json | [5] |
+
+JSON with the servers under `mcpServers`, where nothing else is said.
+
+[1] https://raw.githubusercontent.com/can1357/oh-my-pi/main/docs/mcp-config.md
+[2] https://code.claude.com/docs/en/mcp
+[3] https://developers.openai.com/codex/mcp
+[4] https://cursor.com/docs/mcp
+[5] https://code.visualstudio.com/docs/copilot/reference/mcp-configuration
 
 Only servers with a `command` are started as processes; those with a `url` are passed over. A file that can't be
 read or makes no sense gives no servers: it names processes, it proves nothing.
@@ -44,6 +50,7 @@ USER_FILES = (
     (".omp/agent/mcp.json", "omp"),
     (".omp/agent/.mcp.json", "omp"),
     (".omp/profiles/*/agent/mcp.json", "omp"),
+    (".omp/profiles/*/agent/.mcp.json", "omp"),
     (".claude.json", "claude"),
     (".codex/config.toml", "codex"),
     (".cursor/mcp.json", "cursor"),

@@ -75,7 +75,8 @@ def read_runs(home: Home, only: str | None = None) -> dict[str, Recorded]:
 
 def reread(home: Home, run_ids: list[str]) -> dict[str, Recorded]:
     """These runs whole, as they are now; those without a directory left out."""
-    return {run_id: read_run(home, run_id, whole=True) for run_id in run_ids if os.path.isdir(home.run_dir(run_id).path)}
+    there = (run_id for run_id in run_ids if os.path.isdir(home.run_dir(run_id).path))
+    return {run_id: read_run(home, run_id, whole=True) for run_id in there}
 
 
 def read_run(home: Home, run_id: str, *, whole: bool = False) -> Recorded:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sandbox.kernel.identity import Identity, boot_id
 from sandbox.kernel.procfs import Member, Stat, all_pids, look, read_stat
-from sandbox.kernel.scan import cmdline, variables
+from sandbox.kernel.scan import cmdline, folder_of, raw_environ, variables
 from sandbox.kernel.stdin import has_writer, holders, stdin_of
 from sandbox.kernel.usage import cpu_of, memory_of
 from sandbox.manifest.redact import redact, secret_name
@@ -110,19 +110,12 @@ def _telling(configured: Iterable[Configured]) -> re.Pattern[bytes]:
     return re.compile(b"|".join([_QUICK, *sorted(parts)]), re.IGNORECASE)
 
 
-def _recognised(
-    pids: Sequence[int], configured: list[Configured], quick: re.Pattern[bytes]
-) -> dict[int, Recognised]:
+def _recognised(pids: Sequence[int], configured: list[Configured], quick: re.Pattern[bytes]) -> dict[int, Recognised]:
     hits = {}
     for pid in pids:
         raw = cmdline(pid)
-        if raw and quick.search(raw):
-            try:
-                cwd: str | None = os.readlink(f"/proc/{pid}/cwd")
-            except OSError:
-                cwd = None
-            if one := recognise(words(raw), cwd, configured):
-                hits[pid] = one
+        if raw and quick.search(raw) and (one := recognise(words(raw), folder_of(pid), configured)):
+            hits[pid] = one
     return hits
 
 
@@ -173,7 +166,8 @@ def _server(place: Place, group: dict[int, Stat], hits: dict[int, Recognised], d
     members = [look(pid) for pid in group]
     server = Server(place.run_id, place.task_id, place.inside, recognised, deepest, members)
     server.writer = _client_left(group, deepest, deadline)
-    server.memory, server.cpu = (figure(deepest, group[deepest].start_ticks) for figure in (memory_of, cpu_of))
+    started = group[deepest].start_ticks
+    server.memory, server.cpu = memory_of(deepest, started), cpu_of(deepest, started)
     server.secrets = secret_variables(deepest)
     server.command = tuple(server.main.argv or ())
     return server
@@ -200,10 +194,4 @@ def _client_left(group: dict[int, Stat], pid: int, deadline: float) -> bool | No
 
 def secret_variables(pid: int) -> list[str]:
     """The names of variables of a process that look like secrets; never a value."""
-    from sandbox.kernel.procfs import read_bytes
-
-    try:
-        raw = read_bytes(f"/proc/{pid}/environ", 1 << 20)
-    except OSError:
-        return []
-    return sorted(name for name in variables(raw) if secret_name(name))
+    return sorted(name for name in variables(raw_environ(pid) or b"") if secret_name(name))

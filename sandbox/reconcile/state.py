@@ -92,15 +92,22 @@ def _alive(seen: Survey, run: Recorded, boxes: list[SeenBox]) -> Verdict:
         return _left_over(run, main.ended_at if main else None, launcher)
     if overdue := _overdue(seen, run):
         return overdue
-    if main and main.state == "started" and run.launchers.get(main.task_id) is False and not elsewhere:
-        if run.main_alive is False and not any(main.task_id in box.live_tasks for box in boxes):
-            return _left_over(run, None, launcher)
+    if not elsewhere and _main_is_gone(run, boxes):
+        return _left_over(run, None, launcher)
     if launcher is False:
         gone = run.main_alive is False
         what = "its main command is gone and no exit was recorded" if gone else "nobody waits for it any more"
         return Verdict("running", kind="orphan", why=f"its launcher is gone; {what}", remedy=Remedy("stop"))
     paused = run.order is not None and run.order.word == "PAUSE"
     return Verdict("paused" if paused else "running", live=True)
+
+
+def _main_is_gone(run: Recorded, boxes: list[SeenBox]) -> bool:
+    """Did main end with nobody there to record it, while other tasks go on?"""
+    main = run.run.tasks.get(run.run.main_task)
+    if main is None or main.state != "started" or run.launchers.get(main.task_id) is not False:
+        return False
+    return run.main_alive is False and not any(main.task_id in box.live_tasks for box in boxes)
 
 
 def _starting(seen: Survey, run: Recorded) -> bool:

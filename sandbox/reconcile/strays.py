@@ -159,7 +159,13 @@ class Finder:
         return bool(run_id) and control == os.path.join(self.home.path, "runs", run_id, "ctl/control")
 
     def _add(
-        self, found: dict[int, Stray], pid: int, run_id: str, task_id: str | None, told: dict[str, str], proven: bool = True
+        self,
+        found: dict[int, Stray],
+        pid: int,
+        run_id: str,
+        task_id: str | None,
+        told: dict[str, str],
+        proven: bool = True,
     ) -> bool:
         if self.only not in (None, run_id):
             return False

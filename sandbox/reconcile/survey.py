@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from sandbox.boxes.base import Unavailable
 from sandbox.control import orders
 from sandbox.errors import AgentboxError
 from sandbox.kernel.identity import Identity, boot_id
 from sandbox.kernel.procfs import read_stat, wall_start
+from sandbox.kernel.scan import pid_namespace
 from sandbox.manifest.home import Home
 from sandbox.reconcile.boxes import SeenBox, look_again, read_boxes
 from sandbox.reconcile.containers import engine_address, merge, read_containers
@@ -173,7 +173,7 @@ def _outside(home: Home, seen: Survey, only: str | None) -> Outside:
 
 def _facts(seen: Survey) -> None:
     """Small questions about single runs that classification needs the answers to."""
-    own_ns = _pid_namespace(os.getpid())
+    own_ns = pid_namespace(os.getpid())
     for run_id, boxes in seen.boxes.items():
         pids = [pid for box in boxes for pid in box.pids]
         if not pids:
@@ -183,7 +183,7 @@ def _facts(seen: Survey) -> None:
         run = seen.runs.get(run_id)
         if run is None or run.missing:
             seen.owners[run_id] = _owner_alive(pids)
-        elif run.launcher is False and _pid_namespace(pids[0]) not in (None, own_ns):
+        elif run.launcher is False and pid_namespace(pids[0]) not in (None, own_ns):
             seen.pids_elsewhere.add(run_id)
     for run_id, run in seen.runs.items():
         if run.order is not None and run.order.word == "STOP" and seen.boxes.get(run_id):
@@ -261,13 +261,6 @@ def _asker_alive(order: orders.Order) -> bool | None:
     began, ordered = moment(wall_start(identity.start_ticks)), moment(order.at)
     # A process that began after the order is another that got its number.
     return None if began is None or ordered is None else began <= ordered + 1
-
-
-def _pid_namespace(pid: int) -> str | None:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
-    except OSError:
-        return None
 
 
 def _mtime(path: str) -> float | None:

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sandbox.errors import USAGE, AgentboxError
 from sandbox.worktree.git import git
@@ -76,11 +76,13 @@ def _main(common: str) -> str:
 
 
 def branch_of(run_id: str, task_id: str, prefix: str = OURS) -> str:
-    """`agent/<run>/<task>`. Raises AgentboxError for ids that no branch may be named after (git-check-ref-format(1))."""
+    """`agent/<run>/<task>`. Raises AgentboxError for ids that are no part of a ref (git-check-ref-format(1))."""
     for what, text in (("run id", run_id), ("task id", task_id)):
         if ".." in text or text.endswith((".", ".lock")):
             raise AgentboxError(
-                f"{what} {text} can't be part of a branch name", fix="choose one without .. and . at its end", code=USAGE
+                f"{what} {text} can't be part of a branch name",
+                fix="choose one without .. and . at its end",
+                code=USAGE,
             )
     return f"{prefix}/{run_id}/{task_id}"
 
@@ -92,6 +94,11 @@ def path_of(repository: Repository, run_id: str, task_id: str) -> str:
 
 def lock_reason(run_id: str, task_id: str) -> str:
     return f"agentbox run {run_id} task {task_id} (agentbox prune removes it)"
+
+
+def relock(common: str, path: str, run_id: str, task_id: str) -> None:
+    """Lock a worktree as ours again. Never raises: it is for the way back from another failure."""
+    git("worktree", "lock", "--reason", lock_reason(run_id, task_id), path, cwd=common, check=False)
 
 
 def listed(common: str) -> list[Listed]:
@@ -123,6 +130,24 @@ def git_dir_of(path: str) -> str | None:
         return None
     same = word == "gitdir" and os.path.realpath(back) == os.path.realpath(f"{path}/.git")
     return os.path.realpath(folder) if same else None
+
+
+def admin_dir(common: str, path: str) -> str | None:
+    """The private git directory of the worktree at `path`, also where that directory is gone; None if there is none."""
+    wanted = os.path.realpath(f"{path}/.git")
+    try:
+        names = sorted(os.listdir(f"{common}/worktrees"))
+    except OSError:
+        return None
+    for name in names:
+        try:
+            with open(f"{common}/worktrees/{name}/gitdir", encoding="utf-8", errors="surrogateescape") as file:
+                back = file.read(8192).strip()
+        except OSError:
+            continue
+        if os.path.realpath(os.path.join(f"{common}/worktrees/{name}", back)) == wanted:
+            return f"{common}/worktrees/{name}"
+    return None
 
 
 def resolve(name: str, folder: str) -> str | None:
@@ -171,8 +196,6 @@ class Owner:
     base: str
     parent_inode: int
     ready: bool = False
-    submodules: list[str] = field(default_factory=list)
-    user_hooks: str = ""
 
 
 def owner_path(git_dir: str) -> str:
@@ -200,6 +223,6 @@ def read_owner(git_dir: str) -> Owner | None:
         owner = Owner(**found)
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    texts = (owner.run_id, owner.task_id, owner.branch, owner.base, owner.user_hooks)
+    texts = (owner.run_id, owner.task_id, owner.branch, owner.base)
     sound = all(isinstance(text, str) for text in texts) and isinstance(owner.parent_inode, int)
-    return owner if sound and isinstance(owner.ready, bool) and isinstance(owner.submodules, list) else None
+    return owner if sound and isinstance(owner.ready, bool) else None

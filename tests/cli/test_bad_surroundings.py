@@ -239,7 +239,6 @@ class TestOnSystemd:
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 125
         one_line(done, "pystemd is missing", "pip install 'agentbox-launcher[systemd]'", "libsystemd-dev")
-        assert not list(home.glob("runs/*"))
 
     def test_pystemd_is_missing_and_any_backend_will_do(self, without_pystemd: dict[str, str], home: Path) -> None:
         """What was chosen is printed."""
@@ -273,7 +272,6 @@ class TestOnSystemd:
             done = self._as(list(self.NOBODY), *argv, env=[home])
             assert done.returncode == 125
             one_line(done, "no systemd user manager", "loginctl enable-linger nobody")
-        assert not list(tmp_path.glob("h/runs/*"))
         assert self._as(list(self.NOBODY), "ps", env=[home]).returncode == 0
 
     def test_user_with_no_home_at_all(self) -> None:

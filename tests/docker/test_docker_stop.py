@@ -77,10 +77,11 @@ def test_freeze_holds_every_instruction_and_thaw_lets_go(lab: Lab) -> None:
 
 def test_terminate_reaches_each_process_once(lab: Lab) -> None:
     run_id = lab.new_id()
-    script = "trap 'echo main >> got; exit 0' TERM; sh -c 'trap \"echo child >> got; exit 0\" TERM; while :; do sleep .05; done' & while :; do sleep .05; done"
-    lab.running(run_id, "sh", "-c", f"echo > up; {script}")
+    child = "trap 'echo child >> got; exit 0' TERM; echo > up; while :; do sleep .05; done"
+    # The main process waits for its child: its end would be the end of all that is in the container.
+    main = 'sh -c "$0" & trap "echo main >> got; wait $!; exit 0" TERM; while :; do sleep .05; done'
+    lab.running(run_id, "sh", "-c", main, child)
     wait_for((lab.work / "up").exists)
-    time.sleep(0.3)
     assert lab.backend().signal(lab.parent(run_id), signal.SIGTERM) == []
     assert lab.started[0].wait(20) == 0
     assert sorted((lab.work / "got").read_text().split()) == ["child", "main"]

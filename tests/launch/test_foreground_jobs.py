@@ -95,7 +95,9 @@ while True: signal.pause()
 @every_way
 def test_ctrl_c_ends_a_script_only_if_it_ended_the_command(way: Way, tmp_path: Path) -> None:
     killed = way.line("sh", "-c", "echo up; exec sleep 600")
-    handled = way.line("bash", "-c", "trap 'exit 0' INT; echo up; while :; do sleep 600 & wait; done")
+    # The outer shell obeys this rule from when it waits, with SIGINT caught, on.
+    waits = "until grep -q '^SigCgt:.*[2367abef]$' /proc/$OUTER/status; do :; done"
+    handled = way.line("bash", "-c", f"trap 'exit 0' INT; {waits}; echo up; while :; do sleep 600 & wait; done")
     with shell() as sh:
         script = tmp_path / "script"
         script.write_text(f"{killed}\necho aft''er\n")
@@ -103,7 +105,7 @@ def test_ctrl_c_ends_a_script_only_if_it_ended_the_command(way: Way, tmp_path: P
         sh.see("up\r\n")
         sh.key("c")
         assert "after" not in sh.see(r"<<130>> ")
-        script.write_text(f"{handled}\necho aft''er\n")
+        script.write_text(f"export OUTER=$$\n{handled}\necho aft''er\n")
         sh.type(f"bash {script}")
         sh.see("up\r\n")
         sh.key("c")

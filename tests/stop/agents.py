@@ -356,9 +356,13 @@ def polite_stopped() -> None:
 
 
 def polite_frozen() -> None:
-    child("one", on_term("one"))
     on_term("main")()
-    frozen()
+    child("one", on_term("one"))
+    register("main")
+    Path("ready").touch()
+    if BOXED:
+        (own_cgroup() / "cgroup.freeze").write_text("1")
+    beat("main")
 
 
 def leaver() -> None:
@@ -373,6 +377,21 @@ def leaver() -> None:
     Path("saved").touch()
 
 
+def early_leaver() -> None:
+    """Leaves at STOP; its worker goes on until `done` is there, and then saves its work."""
+
+    def finish_first(name: str) -> None:
+        register(name)
+        fd = os.open(f"beat-{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        while not Path("done").exists():
+            os.write(fd, b".")
+            time.sleep(INTERVAL)
+        Path("worker-saved").touch()
+
+    child("worker", on_term("worker"), act=finish_first)
+    leaver()
+
+
 def supervisor() -> None:
     """Restarts a worker that ends, as long as nobody has asked it to end, too.
 
@@ -381,9 +400,13 @@ def supervisor() -> None:
     signals = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     inner = make_nested()
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
     for number in range(30):
-        child(f"w{number}", move(inner), lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, signals))
-    child("beats")
+        child(f"w{number}", move(inner), unblock)
+    child("beats", unblock)
     os.symlink("pid-beats", "pid-main")
     os.symlink("beat-beats", "beat-main")
     Path("ready").touch()
@@ -411,7 +434,7 @@ def heavy() -> None:
 
     def hold(name: str) -> None:
         memory = bytearray(1 << 30)
-        memory[:: 4096] = b"x" * len(memory[:: 4096])
+        memory[::4096] = b"x" * len(memory[::4096])
         beat(name)
 
     child("heavy", move(inner), act=hold)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,10 @@ class Stage:
             folder.mkdir()
         self.twin = subprocess.Popen(argv, cwd=self.outside, env=unboxed(), start_new_session=True)
 
-    def start(self, *options: str) -> None:
-        """`agentbox run -d`, until the agent says that it is ready."""
+    def start(self, *options: str, argv: Sequence[str] = ()) -> None:
+        """`agentbox run -d` of the twin's command line (or of `argv`), until the agent says that it is ready."""
         given = ["-d", "--run-id", self.run_id, "--backend", self.backend, *options]
-        done = agentbox("run", *given, "--", *self.argv, cwd=self.folder, check=0)
+        done = agentbox("run", *given, "--", *(argv or self.argv), cwd=self.folder, check=0)
         assert done.stdout == f"{self.run_id}\n"
         self.wait_ready()
 

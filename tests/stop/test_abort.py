@@ -5,12 +5,15 @@ Rungs that must end early have an hour to do so, and a test has minutes.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from sandbox.launch.finish import ENDING_BY_ITSELF_SECONDS
+from tests.stop.agents import INTERVAL
 from tests.stop.conftest import Staged
 from tests.stop.stage import agent, receipt
 from tests.support import agentbox, agentbox_argv, agentbox_env, wait_for
@@ -61,6 +64,24 @@ def test_worker_that_leaves_at_its_boundary_is_not_signalled(staged: Staged) -> 
     assert rungs(found) == ["order", "grace", "kill"]
     assert agentbox("wait", stage.run_id).returncode == 143
     assert stage.inspect()["task_list"][0]["outcome"] == "stopped"
+
+
+@EVERYWHERE
+def test_launcher_leaves_the_workers_their_grace(staged: Staged) -> None:
+    """The main command may leave long before them."""
+    stage = staged(agent("early_leaver"))
+    stage.start()
+    argv = agentbox_argv("abort", stage.run_id, "--grace", HOUR, "--json")
+    abort = subprocess.Popen(argv, env=agentbox_env(), stdout=subprocess.PIPE, text=True)
+    wait_for((stage.folder / "saved").exists)
+    stage.twin_beats_on(int((ENDING_BY_ITSELF_SECONDS + 2) / INTERVAL))
+    assert stage.registered_alive() == ["worker"]
+    (stage.folder / "done").touch()
+    assert json.loads(abort.communicate(timeout=60)[0])[0]["proof"] == "empty"
+    assert abort.returncode == 0
+    assert (stage.folder / "worker-saved").exists()
+    assert answered(stage.folder) == []
+    assert agentbox("wait", stage.run_id).returncode == 143
 
 
 @EVERYWHERE
@@ -139,8 +160,6 @@ def test_waiter_never_sees_success(staged: Staged, how: str) -> None:
 
 
 def records(run_id: str) -> list[dict[str, object]]:
-    import json
-
     return [json.loads(line) for line in agentbox("manifest", run_id, check=0).stdout.splitlines()]
 
 

@@ -1,0 +1,213 @@
+"""The gate: Python and sh give the same answers, also to a control file that was tampered with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox.control import orders
+from sandbox.harness.beat import marks
+from sandbox.manifest.home import Home, RunDir
+from tests.beds.base import TREE
+from tests.support import agentbox, agentbox_argv, agentbox_env, wait_for
+
+HARNESS = TREE / "sandbox" / "harness"
+GATES = {
+    "sh": ["sh", str(HARNESS / "gate.sh")],
+    "python": [sys.executable, "-I", "-S", str(HARNESS / "gate.py")],
+    "agentbox": agentbox_argv(),
+}
+
+
+@pytest.fixture(params=sorted(GATES))
+def gate(request: pytest.FixtureRequest) -> list[str]:
+    return GATES[request.param]
+
+
+@pytest.fixture
+def run(home: Path) -> RunDir:
+    made = Home(str(home)).ensure().run_dir("r1").create()
+    orders.create_order(made.control, by="test")
+    orders.create_order(made.task_order("t1"), by="test")
+    return made
+
+
+def environment(run: RunDir) -> dict[str, str]:
+    named = {"AGENTBOX_CONTROL": run.control, "AGENTBOX_BEAT": run.beat("t1"), "AGENTBOX_TASK_ID": "t1"}
+    return {**agentbox_env(), **named}
+
+
+def ask(gate: list[str], run: RunDir, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*gate, *(words or ("gate", "Bash"))], env=environment(run), capture_output=True, text=True, timeout=20
+    )
+
+
+def nothing(run: RunDir) -> None:
+    return
+
+
+def replace(text: str) -> Callable[[RunDir], None]:
+    def tamper(run: RunDir) -> None:
+        os.unlink(run.control)
+        Path(run.control).write_text(text)
+
+    return tamper
+
+
+def fifo(run: RunDir) -> None:
+    os.unlink(run.control)
+    os.mkfifo(run.control)
+
+
+def directory(run: RunDir) -> None:
+    os.unlink(run.control)
+    os.mkdir(run.control)
+
+
+def symlink(run: RunDir) -> None:
+    kept = run.control + ".real"
+    os.rename(run.control, kept)
+    os.symlink(kept, run.control)
+
+
+def missing(run: RunDir) -> None:
+    os.unlink(run.control)
+
+
+def other_owner(run: RunDir) -> None:
+    os.chown(run.control, 12345, 12345)
+
+
+def emergency(run: RunDir) -> None:
+    Path(run.path).parents[1].joinpath("EMERGENCY_STOP").touch()
+
+
+def stopped(run: RunDir) -> None:
+    orders.write_order(run.control, "STOP", reason="enough of it")
+
+
+def task_stopped(run: RunDir) -> None:
+    orders.write_order(run.task_order("t1"), "STOP", reason="this one")
+
+
+def task_order_gone(run: RunDir) -> None:
+    os.unlink(run.task_order("t1"))
+
+
+ANSWERS: list[tuple[str, Callable[[RunDir], None], int, str]] = [
+    ("run", nothing, 0, ""),
+    ("stop", stopped, 2, "enough of it"),
+    ("task stop", task_stopped, 2, "this one"),
+    ("emergency stop", emergency, 2, "emergency stop"),
+    ("missing", missing, 2, "control: No such file"),
+    ("task order missing", task_order_gone, 2, "t1: No such file"),
+    ("empty", replace(""), 2, "holds no order"),
+    ("garbage", replace("\x00\xff RUN 1\n"), 2, "holds no order"),
+    ("no generation", replace("RUN\n"), 2, "holds no order"),
+    ("words after", replace("RUN 1 and more\n"), 2, "holds no order"),
+    ("lower case", replace("run 1\n"), 2, "holds no order"),
+    ("huge generation", replace("RUN " + "9" * 30 + "\n"), 2, "holds no order"),
+    ("no newline", replace("RUN 7"), 0, ""),
+    ("fifo", fifo, 2, "not a regular file"),
+    ("directory", directory, 2, "not a regular file"),
+    ("symlink", symlink, 2, "control: "),
+    pytest.param(
+        "other owner", other_owner, 2, "owned by uid 12345", marks=pytest.mark.skipif(os.geteuid() != 0, reason="root")
+    ),  # type: ignore[list-item]
+]
+
+
+@pytest.mark.parametrize(("name", "tamper", "code", "said"), ANSWERS)
+def test_every_gate_gives_this_answer(
+    gate: list[str], run: RunDir, name: str, tamper: Callable[[RunDir], None], code: int, said: str
+) -> None:
+    tamper(run)
+    done = ask(gate, run)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert (done.stderr == "") == (code == 0)
+    order = orders.read_order(run.control)
+    if name not in ("emergency stop", "task stop", "task order missing"):
+        assert (order.word == "STOP") == (code == 2), "the gate and the launcher read the same file differently"
+
+
+def test_outside_of_a_box_nothing_holds(gate: list[str]) -> None:
+    env = {name: value for name, value in agentbox_env().items() if not name.startswith("AGENTBOX_C")}
+    assert subprocess.run([*gate, "gate"], env=env, timeout=20).returncode == 0
+
+
+def test_marks_are_the_same(run: RunDir) -> None:
+    for gate in GATES.values():
+        assert ask(gate, run, "gate", "Bash").returncode == 0
+        assert ask(gate, run, "tick", "Bash", "42").returncode == 0
+        assert ask(gate, run, "tick", "a name; $(with) everything\n", "-1").returncode == 0
+    seen = marks(run.beat("t1"))
+    assert [(m.word, m.tokens) for m in seen] == [("call", 0), ("tick", 42), ("tick", 0)] * 3
+    assert {m.name for m in seen if m.tokens == 42 or m.word == "call"} == {"Bash"}
+    assert sorted(m.at for m in seen) == [m.at for m in seen]
+
+
+def test_a_pause_holds_and_a_resume_lets_go(gate: list[str], run: RunDir) -> None:
+    orders.write_order(run.control, "PAUSE")
+    process = subprocess.Popen([*gate, "gate", "Edit"], env=environment(run))
+    try:
+        wait_for(lambda: [m.word for m in marks(run.beat("t1"))] == ["quiet"])
+        assert process.poll() is None
+        orders.write_order(run.control, "RUN")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert [m.word for m in marks(run.beat("t1"))] == ["quiet", "call"]
+
+
+def test_a_stop_reaches_a_gate_that_holds(gate: list[str], run: RunDir) -> None:
+    orders.write_order(run.task_order("t1"), "PAUSE")
+    process = subprocess.Popen([*gate, "gate", "Edit"], env=environment(run), stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: [m.word for m in marks(run.beat("t1"))] == ["quiet"])
+        orders.write_order(run.control, "STOP", reason="over")
+        assert "over" in process.communicate(timeout=20)[1]
+        assert process.returncode == 2
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "full", "symlink"])
+def test_a_beat_that_cannot_be_written_holds_nobody_up(gate: list[str], run: RunDir, kind: str, tmp_path: Path) -> None:
+    beat = Path(run.beat("t1"))
+    if kind == "fifo":
+        os.mkfifo(beat)
+    elif kind == "directory":
+        beat.mkdir()
+    elif kind == "full":
+        beat.symlink_to("/dev/full")
+    else:
+        beat.symlink_to(tmp_path / "elsewhere")
+    assert ask(gate, run).returncode == 0
+    assert not (tmp_path / "elsewhere").exists()
+    assert marks(str(beat)) == []
+
+
+def test_a_delta_is_delivered_once_whatever_gates_ask(run: RunDir) -> None:
+    Path(run.steer("t1")).write_text('{"delta": "one"}\n{"delta": "two"}\n{"delta": "half')
+    asked = [
+        subprocess.Popen([*gate, "gate", "x"], env=environment(run), stdout=subprocess.PIPE, text=True)
+        for gate in GATES.values()
+        for _ in range(4)
+    ]
+    said = "".join(process.communicate(timeout=30)[0] for process in asked)
+    assert {process.returncode for process in asked} == {0}
+    assert sorted(said.splitlines()) == ['{"delta": "one"}', '{"delta": "two"}']
+
+
+def test_their_help(home: Path) -> None:
+    for verb in ("gate", "tick"):
+        assert "AGENTBOX_BEAT" in agentbox(verb, "--help", check=0).stdout
