@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,15 +26,17 @@ TREE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TREE))
 
 from sandbox.boxes.cgroup import mark_home  # noqa: E402
+from sandbox.kernel.cgroup import Cgroup  # noqa: E402
 from sandbox.kernel.identity import Identity  # noqa: E402
 from sandbox.kernel.kill import kill_tree  # noqa: E402
-from sandbox.kernel.cgroup import Cgroup  # noqa: E402
 from sandbox.kernel.mounts import cgroup2_mount  # noqa: E402
 from sandbox.manifest.home import Home  # noqa: E402
 from sandbox.manifest.record import encode, make  # noqa: E402
 
 SECONDS, MEBIBYTES = 1.5, 100.0
 """The budget, at 1,000 boxes, 10,000 processes, 100,000 records."""
+MOST_PROCESSES = 12_000
+"""At most so many at once, and never more than a third of what the machine allows in all."""
 SLEEPERS = 'echo 0 > "$1/cgroup.procs"; n=1; while [ $n -lt "$2" ]; do sleep 900 & n=$((n+1)); done; exec sleep 900'
 
 
@@ -49,6 +52,7 @@ class Machine:
         assert own is not None
         self.top = Path(mount.point) / f"testbed.{own.pid}.{own.start_ticks}.bench" / "agentbox"
         self.top.mkdir(parents=True)
+        self.shells: list[subprocess.Popen[bytes]] = []
         self.shape = (boxes, processes, records)
         self.launcher = {"pid": own.pid, "start_ticks": own.start_ticks}
         for number in range(boxes):
@@ -63,7 +67,8 @@ class Machine:
         if processes:
             sleeper = ["busybox", "sh"] if shutil.which("busybox") else ["sh"]
             # Bounded: each is a fork of a small shell, and ends with its cgroup.
-            subprocess.Popen([*sleeper, "-c", SLEEPERS, "sh", str(box), str(processes)], start_new_session=True)
+            command = [*sleeper, "-c", SLEEPERS, "sh", str(box), str(processes)]
+            self.shells.append(subprocess.Popen(command, start_new_session=True))
         self._records(run_id, records, box)
 
     def _records(self, run_id: str, count: int, box: Path | None) -> None:
@@ -103,11 +108,8 @@ class Machine:
     def remove(self) -> None:
         group = Cgroup(str(self.top.parent))
         kill_tree(group, time.monotonic() + 60)
-        while True:
-            try:
-                os.waitpid(-1, os.WNOHANG) == (0, 0) and time.sleep(0.01)
-            except ChildProcessError:
-                break
+        for shell in self.shells:
+            shell.wait()
         group.remove()
         shutil.rmtree(self.folder)
 
@@ -141,6 +143,13 @@ def bare(top: Path, rounds: int) -> float:
                 Path("/proc", word.decode(), "cmdline").read_bytes()
         best = min(best, time.monotonic() - began)
     return best
+
+
+def too_many(processes: int) -> str:
+    """Why so many processes are not to be made here, or ""."""
+    room = [int(Path("/proc/sys/kernel", name).read_text()) // 3 for name in ("pid_max", "threads-max")]
+    most = min(MOST_PROCESSES, *room)
+    return f"{processes} processes at once are too many here: at most {most}" if processes > most else ""
 
 
 def one(boxes: int, processes: int, records: int, rounds: int, ended: int = 0) -> dict[str, float]:
@@ -186,9 +195,13 @@ def main() -> int:
         return 2
     sizes = [int(size) for size in given.boxes.split(",")]
     shapes = [(size, given.processes, given.records, 0) for size in sizes]
-    small = sizes[0]
+    small = min(sizes)
     shapes += [(small, given.processes * 5, given.records, 0), (small, given.processes, given.records * 10, 0)]
     shapes.append((small, given.processes, given.records, small * 9))
+    if why := too_many(max(boxes * processes for boxes, processes, _, _ in shapes)):
+        print(why, file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rows: list[dict[str, float]] = []
     heads = ("boxes", "processes", "records", "ended", "seconds", "cpu s", "MiB", "bare s", "ratio", "findings")
     if not given.json:

@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from sandbox.boxes.base import LAUNCHER_SUFFIX, Box, BoxSpec, Command, Proof, Unavailable, Usage, host_name
-from sandbox.boxes.cgroup import CgroupBackend, read_usage
+from sandbox.boxes.cgroup import CgroupBackend, home_of, read_usage
 from sandbox.boxes.docker_client import Plan, fork_client
 from sandbox.boxes.docker_containers import SETTLE_SECONDS, Containers, own_directory, parent_id
 from sandbox.boxes.docker_engine import ACT_SECONDS, ASK_SECONDS, Container, Engine, Facts
+from sandbox.boxes.docker_probe import try_one
+from sandbox.boxes.docker_slices import Slices, run_of
 from sandbox.boxes.docker_spec import check, container_name, limits_missing
 from sandbox.errors import AGENTBOX_FAILED, AgentboxError
 from sandbox.kernel.cgroup import Cgroup
@@ -60,7 +62,9 @@ class DockerBackend(CgroupBackend):
     # making a box
 
     def probe(self) -> str:
+        """Make, start, kill and remove a container of whatever image the engine has with a shell in it."""
         facts = self._facts("")
+        try_one(self, self._containers)
         return f"docker engine on {facts.host}, {'local' if facts.local else 'by its API alone'}, {facts.driver} driver"
 
     def create(self, spec: BoxSpec) -> tuple[Box, list[str]]:
@@ -73,14 +77,22 @@ class DockerBackend(CgroupBackend):
         given_up: Lines = []
         if facts.local:
             try:
-                box, given_up = super().create(spec)
-                parent = box.cgroup[len(self._mount().point.rstrip("/")) :] if box.cgroup else None
-            except Unavailable:
-                pass  # a user who may talk to the engine, but has no cgroup of its own: the API alone
+                box, given_up, parent = self._directory(spec, facts)
+            except Unavailable as error:
+                # A user who may talk to the engine, but has no cgroup of its own: the API alone.
+                self.notes.append(f"run {spec.run_id} is stopped through the engine alone: {error}")
         if box.cgroup is None:
             given_up = limits_missing(spec, facts)
         self._made[name] = _Made(spec, facts, box.cgroup, parent)
         return replace(box, id=name), given_up
+
+    def _directory(self, spec: BoxSpec, facts: Facts) -> tuple[Box, Lines, str]:
+        """Make the task's cgroup; with what the engine calls it."""
+        if facts.driver == "systemd":
+            box, given_up = Slices(self.home).create(spec)
+            return box, given_up, box.id
+        box, given_up = super().create(spec)
+        return box, given_up, (box.cgroup or "")[len(self._mount().point.rstrip("/")) :]
 
     def _facts(self, image: str) -> Facts:
         """Asked in a child of its own: the launcher stays small, and an engine that hangs costs a bounded time."""
@@ -269,8 +281,15 @@ class DockerBackend(CgroupBackend):
         """Remove the cgroup and what was made and never started. A container that has ended stays."""
         if self._local(box):
             return False
-        removed = box.cgroup is None or Cgroup(box.cgroup).remove()
+        removed = box.cgroup is None or self._remove_directory(box.cgroup)
         try:
             return self._containers.remove_unstarted(box) and removed
         except AgentboxError:
             return False
+
+    def _remove_directory(self, path: str) -> bool:
+        return Slices(self.home).stop(path) if path.endswith(".slice") else Cgroup(path).remove()
+
+    def _is_ours(self, path: str) -> bool:
+        owner = home_of(path)
+        return owner == self.home if owner else os.path.isdir(f"{self.home}/runs/{run_of(path)}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from sandbox.boxes.base import Box, Proof, Unavailable
 from sandbox.boxes.docker_engine import ASK_SECONDS, RUN, TASK, Container, Engine, NotThere, Rejected, left
+from sandbox.boxes.docker_slices import run_of
 from sandbox.kernel.procfs import Member
 
 SETTLE_SECONDS = 0.02
@@ -133,6 +134,11 @@ class Containers:
                 self.act("remove_container", state, time.monotonic() + ASK_SECONDS, v=True)
         return all(state.down for state in states)
 
+    def remove(self, box: Box) -> None:
+        """Remove the box's containers, whatever they do: for those that nobody wants to look at after."""
+        for state in self.of(box):
+            self.act("remove_container", state, time.monotonic() + ASK_SECONDS, force=True, v=True)
+
     def act(self, verb: str, state: Container, deadline: float, **options: object) -> bool:
         """One call on a container by its full id; False if the engine refused it."""
         call = getattr(self.engine.api, verb)
@@ -152,6 +158,6 @@ def own_directory(state: Container, is_ours: Callable[[str], bool]) -> str | Non
     """The task's directory by its label, if this host has it below a run of that name of ours."""
     path = state.cgroup
     parent = os.path.dirname(path)
-    if not path or os.path.basename(parent) != state.run_id or not os.path.isdir(path):
+    if not path or run_of(parent) != state.run_id or not os.path.isdir(path):
         return None
     return path if is_ours(parent) else None

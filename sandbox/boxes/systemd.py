@@ -153,11 +153,12 @@ class SystemdBackend(CgroupBackend):
         return [parent] if Cgroup(parent.cgroup or "").exists() and self._is_ours_run(parent) else []
 
     def find(self, run_id: str, task_id: str, hint: str | None = None) -> Box | None:
-        scope = scope_name(self.home, run_id, task_id)
+        names = scope_name(self.home, run_id, task_id), task_slice_name(run_id, task_id)
         for parent in self.parents(run_id):
-            group = Cgroup(f"{parent.cgroup}/{scope}")
-            if group.exists():
-                return Box(self.name, scope, run_id, task_id, group.path, group.inode(), host_name())
+            for name in names:
+                group = Cgroup(f"{parent.cgroup}/{name}")
+                if group.exists():
+                    return Box(self.name, name, run_id, task_id, group.path, group.inode(), host_name())
         return None
 
     def _is_ours_run(self, parent: Box) -> bool:
@@ -204,16 +205,21 @@ def slice_name(run_id: str) -> str:
     return f"{PREFIX}{escape(run_id)}.slice"
 
 
+def task_slice_name(run_id: str, task_id: str) -> str:
+    """Of a task whose box is a container: the plain dash nests it in the run's slice (systemd.slice(5))."""
+    return f"{PREFIX}{escape(run_id)}-{escape(task_id)}.slice"
+
+
 def run_of_slice(name: str) -> str | None:
     """The run id of a slice of ours, or None."""
-    if not (name.startswith(PREFIX) and name.endswith(".slice")):
+    if not (name.startswith(PREFIX) and name.endswith(".slice")) or "-" in name[len(PREFIX) :]:
         return None
     return name[len(PREFIX) : -len(".slice")].replace("\\x2d", "-")
 
 
 def task_of_scope(name: str) -> str:
-    """The task id of a scope of ours; the unit's own name where that holds a digest in its place."""
-    parts = name.removeprefix(PREFIX).removesuffix(".scope").split("-")
+    """The task id of a scope (or task's slice) of ours; the unit's own name where that holds a digest in its place."""
+    parts = name.removeprefix(PREFIX).removesuffix(".scope").removesuffix(".slice").split("-")
     return parts[1].replace("\\x2d", "-") if len(parts) == 2 else name
 
 

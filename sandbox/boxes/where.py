@@ -11,7 +11,7 @@ from sandbox.kernel.mounts import cgroup2_mount, cgroup_of
 TOP = "agentbox"
 _ID = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _CGROUP = rf"/{TOP}/(?P<run>{_ID})/(?P<task>{_ID})"
-_SCOPE = r"/agentbox\.slice/agentbox-(?P<slice>[^/]+)\.slice/(?P<scope>[^/]+\.scope)"
+_SCOPE = r"/agentbox\.slice/agentbox-(?P<slice>[^/]+)\.slice/(?P<scope>[^/]+\.(?:scope|slice))"
 _BOX = re.compile(f"(?:{_CGROUP}|{_SCOPE})(?=/|$)")
 
 

@@ -63,5 +63,8 @@ def run_backend(home: Home, run_id: str) -> str:
     """The backend that the run was started with, or auto where the record does not tell."""
     from sandbox.control.status import load
 
-    run, _ = load(home, run_id)
+    try:
+        run, _ = load(home, run_id)
+    except AgentboxError:
+        return "auto"  # a stop that stands is the better answer, and without a record nothing starts anyway
     return run.backend or "auto"

@@ -21,7 +21,7 @@ from sandbox.launch.environment import environment
 from sandbox.launch.finish import finish, refused_code, report_leftovers
 from sandbox.launch.signals import Dispositions
 from sandbox.launch.spec import LaunchSpec
-from sandbox.launch.start import Started, start
+from sandbox.launch.start import Started, may_start, start
 from sandbox.launch.supervise import Ended, supervise
 from sandbox.launch.terminal import Terminal
 from sandbox.manifest.home import Home, RunDir
@@ -66,6 +66,8 @@ def prepare(spec: LaunchSpec, home: Home) -> tuple[RunDir, Writer, Backend]:
     home.ensure()
     _refuse_emergency(home)
     run = home.run_dir(spec.run_id)
+    if not spec.new_run:
+        may_start(home, run)
     if not spec.image:
         _check_command(spec, run)
     backend = choose(spec.backend, home.path, spec.image)

@@ -37,11 +37,14 @@ class Started:
     oom_before: int
 
 
-def may_start(home: Home, run: RunDir, task_id: str) -> int:
-    """The generation of the order that allows a start. Raises Refused where a stop or a pause stands."""
+def may_start(home: Home, run: RunDir, task_id: str | None = None) -> int:
+    """The generation of the order that allows a start. Raises Refused where a stop or a pause stands.
+
+    Without `task_id` the run's order alone is looked at.
+    """
     if why := orders.emergency_stop(home.emergency_stop):
         raise Refused(why, fix="lift it with `agentbox estop --lift` from outside of any box")
-    for path in (run.control, run.task_order(task_id)):
+    for path in [run.control, *([run.task_order(task_id)] if task_id is not None else [])]:
         order = orders.read_order(path)
         if order.word != "RUN":
             fix = f"agentbox resume {run.run_id}" if order.word == "PAUSE" else "start a new run"

@@ -23,6 +23,8 @@ from sandbox.manifest.reader import BadRecord, parse
 
 TAIL_BYTES = 16384
 TAIL_LINES = 12
+QUICK_BYTES = 4 << 20
+"""A larger record is read piece by piece, which takes longer and needs no more memory than its longest line."""
 _HEAD = re.compile(
     rb'\{"v":1,"ts":"[^"\\]*","mono":[0-9.]+,"boot_id":(?:"[^"\\]*"|null),"host":"[^"\\]*",'
     rb'"run_id":"([^"\\]*)","task_id":(?:"([^"\\]*)"|null),"event":"([a-z_.]+)",'
@@ -31,6 +33,7 @@ _PASSED_OVER = frozenset({b"note", b"steer.table", b"finding", b"stop.rung", b"c
 _OPENING = frozenset({b"task.intent", b"task.started"})
 _CLOSING = frozenset({b"task.exited", b"task.failed_to_start"})
 _KEPT_BAD = 20
+_BRACE = ord("}")
 
 
 @dataclass
@@ -164,20 +167,40 @@ class _Kept:
 
 
 def _read_all(fd: int, seen: Recorded) -> None:
-    kept = _Kept()
-    wanted = seen.run_id.encode()
-    for line in scan(fd):
-        head = _HEAD.match(line.data) if line.data and line.ended and line.data.endswith(b"}") else None
-        if head is not None and head[1] == wanted:
-            event = head[3]
-            if event not in _PASSED_OVER:
-                kept.take(event, head[2].decode("ascii", "replace") if head[2] else None, line.data or b"")
-            continue
-        _read_slowly(line, seen, kept)
+    kept = _read_quickly(fd, seen.run_id.encode())
+    if kept is None:
+        kept = _Kept()
+        for line in scan(fd):
+            _read_slowly(line, seen, kept)
     _fold(seen, kept)
 
 
+def _read_quickly(fd: int, run_id: bytes) -> _Kept | None:
+    """What the fold needs, if every line is as the writer writes it and the file is not large; else None."""
+    size = os.fstat(fd).st_size
+    data = os.pread(fd, size, 0) if size <= QUICK_BYTES else b""
+    if not data.endswith(b"}\n") or len(data) != size:
+        return None
+    kept = _Kept()
+    match, passed_over = _HEAD.match, _PASSED_OVER
+    for line in data[:-1].split(b"\n"):
+        head = match(line)
+        if head is None or line[-1] != _BRACE:
+            return None
+        found, task_id, event = head.groups()
+        if found != run_id:
+            return None
+        if event not in passed_over:
+            kept.take(event, task_id.decode("ascii", "replace") if task_id else None, line)
+    return kept
+
+
 def _read_slowly(line: Line, seen: Recorded, kept: _Kept) -> None:
+    head = _HEAD.match(line.data) if line.data and line.ended and line.data.endswith(b"}") else None
+    if head is not None and head[1] == seen.run_id.encode():
+        if head[3] not in _PASSED_OVER:
+            kept.take(head[3], head[2].decode("ascii", "replace") if head[2] else None, line.data or b"")
+        return
     record, reason = parse(line)
     if record is not None and record.get("run_id") != seen.run_id:
         record, reason = None, "a record of another run"

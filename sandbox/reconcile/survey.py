@@ -48,8 +48,8 @@ class Survey:
     """What was seen. `now` is CLOCK_MONOTONIC, `wall` seconds since the epoch.
 
     `boxes`: those of each run. `pids_elsewhere`: runs whose processes live in another pid namespace, so that a
-    recorded launcher can't be looked for here. `ages`: of each run, how old its oldest process in a box is
-    (seconds). `owners`: for boxes without a record, whether whoever started them is alive. `engine`: why the
+    recorded launcher can't be looked for here. `ages` and `owners`: for boxes without a record, how old the oldest
+    process is (seconds), and whether whoever started it is alive. `engine`: why the
     container engine could not be asked, or "".
     """
 
@@ -178,10 +178,10 @@ def _facts(seen: Survey) -> None:
         pids = [pid for box in boxes for pid in box.pids]
         if not pids:
             continue
-        ages = [age for age in map(_age, pids[:64]) if age is not None]
-        seen.ages[run_id] = max(ages, default=0.0)
         run = seen.runs.get(run_id)
-        if run is None or run.missing:
+        if run is None or run.missing or run.unreadable:
+            ages = [age for age in map(_age, pids[:64]) if age is not None]
+            seen.ages[run_id] = max(ages, default=0.0)
             seen.owners[run_id] = _owner_alive(pids)
         elif run.launcher is False and pid_namespace(pids[0]) not in (None, own_ns):
             seen.pids_elsewhere.add(run_id)

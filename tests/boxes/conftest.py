@@ -9,7 +9,9 @@ import pytest
 
 from sandbox.boxes.base import Backend
 from sandbox.boxes.cgroup import CgroupBackend
+from sandbox.boxes.docker import DockerBackend
 from sandbox.boxes.systemd import SystemdBackend
+from tests.boxes.containers import ContainerScene
 from tests.boxes.scene import Scene
 
 Make = Callable[[str], Backend]
@@ -25,14 +27,30 @@ KINDS = [
     _kind(CgroupBackend, "nspawn"),
     _kind(SystemdBackend, "nspawn"),
     _kind(SystemdBackend, "nspawn-user"),
+    _kind(DockerBackend, "dockerd"),
 ]
 """One line for each backend and bed: a factory that takes AGENTBOX_HOME. A further backend is a further line."""
 
 WITH_CONTROLLERS = [_kind(CgroupBackend, "vm"), _kind(SystemdBackend, "vm")]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A container's command is no child of the launcher, which a client stands for."""
+    items[:] = [item for item in items if not (item.get_closest_marker("own_child") and _is_docker(item))]
+
+
+def _is_docker(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and DockerBackend in callspec.params.values()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "own_child: for backends whose command is the launcher's own child")
+
+
 def _scene(make: Make, tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(make, tmp_path / "home")
+    scene = (ContainerScene if make is DockerBackend else Scene)(make, tmp_path / "home")
     yield scene
     scene.close()
 
@@ -40,6 +58,8 @@ def _scene(make: Make, tmp_path: Path) -> Iterator[Scene]:
 @pytest.fixture(params=KINDS)
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     """A backend and a run of its own."""
+    if request.param is DockerBackend:
+        request.getfixturevalue("dockerd")
     yield from _scene(request.param, tmp_path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +45,31 @@ def row(run: str) -> dict[str, Any]:
     return dict(mine)
 
 
-def box_of(run: str, task: str = "main") -> Path:
-    """The cgroup of a started task, as its record tells."""
-    started = [record for record in records(run, "task.started") if record["task_id"] == task]
-    return Path(started[-1]["box"]["cgroup"])
+def new_id() -> str:
+    """A run id that no other test has: ids are names of cgroups, which all tests on a machine share."""
+    return f"t{uuid.uuid4().hex[:10]}"
+
+
+def parent_box(run: str) -> Path | None:
+    """The run's cgroup, asked of the kernel; None if there is none (any more)."""
+    mount = space.cgroup2_mount()
+    assert mount is not None
+    slice_name = "agentbox-" + run.replace("-", "\\x2d") + ".slice"
+    for where in space.tree(mount):
+        if where.name == slice_name or (where.name == run and where.parent.name == "agentbox"):
+            return where
+    return None
 
 
 def pids_of(run: str) -> list[int]:
     """The processes of a run, asked of the kernel."""
-    return space.members(box_of(run).parent)
+    box = parent_box(run)
+    return space.members(box) if box else []
 
 
 def gone(run: str) -> bool:
     """Whether nothing of the run is alive and its cgroup is removed."""
-    return not box_of(run).parent.exists()
+    return parent_box(run) is None
 
 
 def wait_pids(run: str, count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,79 +128,80 @@ def test_one_line_and_nothing_made(case: Case, home: Path) -> None:
 
 
 class TestOfARunThatIsThere:
-    """With two live runs, `demo-1` and `demo-10`, which live on whatever is wrong in what was typed."""
+    """With two live runs, one's id the beginning of the other's, which live on whatever is wrong in what was typed."""
 
     @pytest.fixture(autouse=True)
-    def two(self, home: Path) -> object:
-        for run in ("demo-1", "demo-10"):
+    def two(self, home: Path, run_id: str) -> Iterator[None]:
+        self.prefix, self.one, self.ten = run_id, f"{run_id}-1", f"{run_id}-10"
+        for run in (self.one, self.ten):
             start("sleep", "900", options=("--run-id", run))
         yield
-        assert [row(run)["state"] for run in ("demo-1", "demo-10")] == ["running", "running"]
+        assert [row(run)["state"] for run in (self.one, self.ten)] == ["running", "running"]
         agentbox("kill", "--all", check=0)
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_ambiguous_prefix(self, verb: str) -> None:
-        done = agentbox(*_with_run(verb, "demo"), check=_status(verb, 2))
-        one_line(done, "ambiguous", "demo-1, demo-10")
+        done = agentbox(*_with_run(verb, self.prefix), check=_status(verb, 2))
+        one_line(done, "ambiguous", f"{self.one}, {self.ten}")
 
     @pytest.mark.parametrize("task", ["nosuch", "..", "", "a\nb"])
     def test_kill_of_a_task_that_is_none(self, task: str) -> None:
         code = 3 if task == "nosuch" else 2
-        one_line(agentbox("kill", "demo-1", f"--task={task}", check=code), "task")
+        one_line(agentbox("kill", self.one, f"--task={task}", check=code), "task")
 
     def test_one_run_of_several_is_unknown(self) -> None:
         """Nothing is killed unless all that was named is known."""
-        one_line(agentbox("kill", "demo-1", "nosuch", check=3), "nosuch")
+        one_line(agentbox("kill", self.one, "nosuch", check=3), "nosuch")
 
     def test_run_id_is_taken(self) -> None:
-        one_line(agentbox("run", "--run-id", "demo-1", "--", "true", check=125), "demo-1", "taken", "--run-id")
-        one_line(agentbox("run", "-d", "--run-id", "demo-1", "--", "true", check=125), "demo-1", "taken")
+        one_line(agentbox("run", "--run-id", self.one, "--", "true", check=125), self.one, "taken", "--run-id")
+        one_line(agentbox("run", "-d", "--run-id", self.one, "--", "true", check=125), self.one, "taken")
 
     def test_task_id_is_taken(self) -> None:
-        one_line(agentbox("spawn", "demo-1", "--task", "main", "--", "true", check=125), "main", "taken", "--task")
-        agentbox("spawn", "demo-1", "--task", "t", "--", "true", check=0)
-        one_line(agentbox("spawn", "demo-1", "--task", "t", "--", "true", check=125), "taken")
-        one_line(agentbox("spawn", "-d", "demo-1", "--task", "t", "--", "true", check=125), "taken")
+        one_line(agentbox("spawn", self.one, "--task", "main", "--", "true", check=125), "main", "taken", "--task")
+        agentbox("spawn", self.one, "--task", "t", "--", "true", check=0)
+        one_line(agentbox("spawn", self.one, "--task", "t", "--", "true", check=125), "taken")
+        one_line(agentbox("spawn", "-d", self.one, "--task", "t", "--", "true", check=125), "taken")
 
     def test_spawn_of_a_command_that_is_none(self) -> None:
-        one_line(agentbox("spawn", "demo-1", "--", "no-such-command", check=127), "no-such-command")
-        assert not [record for record in records("demo-1") if record["task_id"] not in ("main", None)]
+        one_line(agentbox("spawn", self.one, "--", "no-such-command", check=127), "no-such-command")
+        assert not [record for record in records(self.one) if record["task_id"] not in ("main", None)]
 
     @pytest.mark.parametrize("task", ["nosuch", "..", ""])
     def test_logs_of_a_task_that_is_none(self, task: str) -> None:
-        one_line(agentbox("logs", "demo-1", task, check=2))
+        one_line(agentbox("logs", self.one, task, check=2))
 
     def test_logs_of_a_foreground_task(self) -> None:
-        agentbox("spawn", "demo-1", "--task", "t", "--", "true", check=0)
-        one_line(agentbox("logs", "demo-1", "t", check=2), "-d")
+        agentbox("spawn", self.one, "--task", "t", "--", "true", check=0)
+        one_line(agentbox("logs", self.one, "t", check=2), "-d")
 
     def test_prefix_that_is_an_id(self) -> None:
-        assert row("demo-1")["run_id"] == "demo-1"
-        assert agentbox("manifest", "demo-1", check=0).stdout == (run_dir("demo-1") / "manifest.jsonl").read_text()
+        assert row(self.one)["run_id"] == self.one
+        assert agentbox("manifest", self.one, check=0).stdout == (run_dir(self.one) / "manifest.jsonl").read_text()
 
 
-def test_spawn_into_a_run_that_has_ended(home: Path) -> None:
-    agentbox("run", "--run-id", "r", "--", "true", check=0)
-    one_line(agentbox("spawn", "r", "--", "true", check=75), "r", "start a new run")
-    one_line(agentbox("spawn", "-d", "r", "--", "true", check=75), "r")
+def test_spawn_into_a_run_that_has_ended(home: Path, run_id: str) -> None:
+    agentbox("run", "--run-id", run_id, "--", "true", check=0)
+    one_line(agentbox("spawn", run_id, "--", "true", check=75), run_id, "start a new run")
+    one_line(agentbox("spawn", "-d", run_id, "--", "true", check=75), run_id)
 
 
-def test_stop_of_a_run_that_has_ended_is_accepted(home: Path) -> None:
-    agentbox("run", "--run-id", "r", "--", "true", check=0)
+def test_stop_of_a_run_that_has_ended_is_accepted(home: Path, run_id: str) -> None:
+    agentbox("run", "--run-id", run_id, "--", "true", check=0)
     for verb in ("kill", "abort", "kill"):
-        done = agentbox(verb, "r", check=0)
+        done = agentbox(verb, run_id, check=0)
         assert done.stderr == "" and "nothing was alive" in done.stdout
-    agentbox("wait", "r", check=0)
+    agentbox("wait", run_id, check=0)
 
 
-def test_order_to_stop_of_an_ended_run_does_not_reach_the_next(home: Path) -> None:
+def test_order_to_stop_of_an_ended_run_does_not_reach_the_next(home: Path, run_id: str) -> None:
     """The id of a run is never given again, so neither is its order."""
-    agentbox("run", "--run-id", "r", "--", "true", check=0)
-    agentbox("abort", "r", check=0)
-    one_line(agentbox("run", "--run-id", "r", "--", "true", check=125), "taken")
-    agentbox("run", "--run-id", "r2", "--", "true", check=0)
+    agentbox("run", "--run-id", run_id, "--", "true", check=0)
+    agentbox("abort", run_id, check=0)
+    one_line(agentbox("run", "--run-id", run_id, "--", "true", check=125), "taken")
+    agentbox("run", "--run-id", f"{run_id}-2", "--", "true", check=0)
 
 
-def test_without_a_verb_is_the_help(home: Path) -> None:
+def test_without_a_verb_is_the_help(home: Path, run_id: str) -> None:
     done = agentbox(check=2)
     assert done.stdout.startswith("Usage: agentbox") and done.stderr == ""

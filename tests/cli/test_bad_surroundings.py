@@ -117,9 +117,9 @@ class TestKillOfALiveRun:
     """What can't start a run can often still end one; where it can't be proven, it is not said to be."""
 
     @pytest.fixture
-    def run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    def run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_id: str) -> str:
         monkeypatch.setenv("AGENTBOX_HOME", f"{tmp_path}/h")
-        return start("sh", "-c", "setsid sleep 901 & sleep 900", options=("--run-id", "r"))
+        return start("sh", "-c", "setsid sleep 901 & sleep 900", options=("--run-id", run_id))
 
     @pytest.mark.parametrize("name", ["cgroupfs-read-only", *(where.name for where in FINE)])
     def test_is_ended(self, name: str, run: str, tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
@@ -144,7 +144,7 @@ class TestKillOfALiveRun:
         done = agentbox("kill", run)
         assert done.returncode == 4, done.stdout + done.stderr
         assert not any(map(is_alive, pids))
-        assert all(line.startswith("agentbox: r: ") for line in done.stderr.splitlines())
+        assert all(line.startswith(f"agentbox: {run}: ") for line in done.stderr.splitlines())
         box.unlink()
         (tmp_path / "elsewhere").rename(box)
         agentbox("kill", run, check=0)
@@ -197,11 +197,11 @@ class TestStreams:
             one_line(done, "output", "No space left")
         assert gone(run)
 
-    def test_full_for_the_id_of_a_run(self, home: Path) -> None:
-        done = redirected(FULL["full-stdout"], "run", "-d", "--run-id", "r", "--", "sleep", "900")
+    def test_full_for_the_id_of_a_run(self, home: Path, run_id: str) -> None:
+        done = redirected(FULL["full-stdout"], "run", "-d", "--run-id", run_id, "--", "sleep", "900")
         assert done.returncode == 125
-        one_line(done, "r was started", "agentbox kill r")
-        agentbox("kill", "r", check=0)
+        one_line(done, f"{run_id} was started", f"agentbox kill {run_id}")
+        agentbox("kill", run_id, check=0)
 
     @pytest.mark.parametrize("args", [("ps",), ("ps", "--json"), ("manifest",), ("logs",), ("kill",)])
     def test_reader_that_has_gone(self, args: tuple[str, ...], home: Path) -> None:
@@ -252,13 +252,13 @@ class TestOnSystemd:
     STRANGER = ("--reuid=4242", "--regid=4242", "--clear-groups")
 
     @pytest.mark.parametrize("runtime", [[], ["XDG_RUNTIME_DIR=/run/user/1000"]])
-    def test_user_with_a_manager_from_cron(self, runtime: list[str]) -> None:
+    def test_user_with_a_manager_from_cron(self, runtime: list[str], run_id: str) -> None:
         """As cron, su and sudo start it: no XDG_RUNTIME_DIR, no HOME, no PATH."""
-        done = self._as(list(self.USER), "run", "--run-id", "r", "--", "/bin/sh", "-c", "exit 3", env=runtime)
+        done = self._as(list(self.USER), "run", "--run-id", run_id, "--", "/bin/sh", "-c", "exit 3", env=runtime)
         try:
             assert done.returncode == 3, done.stderr
             assert "(systemd)" in one_line(done)
-            assert Path("/home/dev/.local/state/agentbox/runs/r/manifest.jsonl").exists()
+            assert Path(f"/home/dev/.local/state/agentbox/runs/{run_id}/manifest.jsonl").exists()
         finally:
             subprocess.run(["rm", "-rf", "/home/dev/.local/state/agentbox"], check=True)
 
@@ -292,11 +292,11 @@ class TestOnSystemd:
         assert done.returncode == 1
         one_line(done, f"{tmp_path}/h", "Permission denied")
 
-    def test_root_with_nothing_in_the_environment(self) -> None:
-        done = self._as([], "run", "--run-id", "r", "--", "/bin/true")
+    def test_root_with_nothing_in_the_environment(self, run_id: str) -> None:
+        done = self._as([], "run", "--run-id", run_id, "--", "/bin/true")
         try:
             assert done.returncode == 0, done.stderr
-            assert Path("/var/lib/agentbox/runs/r/manifest.jsonl").exists()
+            assert Path(f"/var/lib/agentbox/runs/{run_id}/manifest.jsonl").exists()
         finally:
             subprocess.run(["rm", "-rf", "/var/lib/agentbox"], check=True)
 

@@ -111,14 +111,16 @@ class TestCommandThatIsNone:
         assert way(script(tmp_path, text)) in (126, 127, 2)  # sh tries to read it, as execvp(3) has it
 
 
-def test_command_that_fails_to_start_leaves_one_line_and_a_run_that_is_over(home: Path, tmp_path: Path) -> None:
+def test_command_that_fails_to_start_leaves_one_line_and_a_run_that_is_over(
+    home: Path, tmp_path: Path, run_id: str
+) -> None:
     path = script(tmp_path, b"#!/no/such/interpreter\n")
-    done = agentbox("run", "--run-id", "r", "--", path, check=127)
+    done = agentbox("run", "--run-id", run_id, "--", path, check=127)
     one_line(done, path, "interpreter")
-    assert records("r", "run.ended")[0]["code"] == 127
-    assert inspect("r")["state"] == "not started"
-    one_line(agentbox("spawn", "r", "--", "true", check=75))
-    assert agentbox("wait", "r").returncode == 127
+    assert records(run_id, "run.ended")[0]["code"] == 127
+    assert inspect(run_id)["state"] == "not started"
+    one_line(agentbox("spawn", run_id, "--", "true", check=75))
+    assert agentbox("wait", run_id).returncode == 127
 
 
 @pytest.mark.parametrize("command", ["no-such-command", ""])
@@ -127,12 +129,12 @@ def test_command_that_does_not_exist_leaves_no_run(home: Path, command: str) -> 
     assert not (home / "runs").exists() or not list((home / "runs").iterdir())
 
 
-def test_argument_list_too_long_for_the_kernel(home: Path) -> None:
+def test_argument_list_too_long_for_the_kernel(home: Path, run_id: str) -> None:
     """What agentbox was given fits, and what it adds for the box does not."""
     env = agentbox_env()
     limit = resource.getrlimit(resource.RLIMIT_STACK)[0] // 4
     filler = "f" * 100_000
-    argv = [*agentbox_argv("run", "--run-id", "r", "--", "true"), *[filler] * (limit // 100_008)]
+    argv = [*agentbox_argv("run", "--run-id", run_id, "--", "true"), *[filler] * (limit // 100_008)]
     low, high = 0, 110_000
     while high - low > 1:  # the longest last word with which agentbox itself can be started
         middle = (low + high) // 2
@@ -140,7 +142,7 @@ def test_argument_list_too_long_for_the_kernel(home: Path) -> None:
     done = subprocess.run([*argv, "x" * low], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 126, done.stderr[-300:]
     one_line(done, "Argument list too long")
-    agentbox("kill", "r", check=0)
+    agentbox("kill", run_id, check=0)
 
 
 def _fits(argv: list[str], env: dict[str, str]) -> bool:
@@ -209,13 +211,13 @@ class TestKilled:
     """A run that was stopped is never one that succeeded."""
 
     @pytest.fixture
-    def in_front(self) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    def in_front(self, run_id: str) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         launchers = []
 
         def begin(*command: str) -> subprocess.Popen[bytes]:
-            argv = agentbox_argv("run", "--run-id", "r", "--", *command)
+            argv = agentbox_argv("run", "--run-id", run_id, "--", *command)
             launchers.append(subprocess.Popen(argv, env=agentbox_env(), stderr=subprocess.DEVNULL))
-            wait_for(lambda: (run_dir("r") / "manifest.jsonl").exists() and records("r", "task.started"))
+            wait_for(lambda: (run_dir(run_id) / "manifest.jsonl").exists() and records(run_id, "task.started"))
             return launchers[0]
 
         yield begin
@@ -223,27 +225,27 @@ class TestKilled:
             one.kill()
             one.wait()
 
-    def test_foreground(self, in_front: Callable[..., subprocess.Popen[bytes]]) -> None:
+    def test_foreground(self, in_front: Callable[..., subprocess.Popen[bytes]], run_id: str) -> None:
         launcher = in_front("sleep", "900")
-        agentbox("kill", "r", "--reason", "enough", check=0)
+        agentbox("kill", run_id, "--reason", "enough", check=0)
         assert launcher.wait(30) == 137
-        (ended,) = records("r", "task.exited")
+        (ended,) = records(run_id, "task.exited")
         assert (ended["outcome"], ended["signal"], ended["reason"]) == ("killed", 9, "enough")
         assert ended["asked_by"].startswith(f"uid {os.getuid()} ")
 
-    def test_foreground_by_abort(self, in_front: Callable[..., subprocess.Popen[bytes]]) -> None:
+    def test_foreground_by_abort(self, in_front: Callable[..., subprocess.Popen[bytes]], run_id: str) -> None:
         launcher = in_front("sleep", "900")
-        agentbox("abort", "r", "--grace", "0", check=0)
+        agentbox("abort", run_id, "--grace", "0", check=0)
         assert launcher.wait(30) == 143
 
     def test_command_that_exits_0_on_sigterm(
-        self, in_front: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+        self, in_front: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, run_id: str
     ) -> None:
         launcher = in_front("sh", "-c", f"trap 'exit 0' TERM; touch {tmp_path}/on; while :; do sleep 0.05; done")
         wait_for((tmp_path / "on").exists)
-        agentbox("abort", "r", "--grace", "0", check=0)
+        agentbox("abort", run_id, "--grace", "0", check=0)
         assert launcher.wait(30) == 143
-        assert agentbox("wait", "r").returncode == 143
+        assert agentbox("wait", run_id).returncode == 143
 
     def test_detached(self) -> None:
         run = start("sleep", "900")
@@ -293,8 +295,8 @@ class TestDaemonThatHoldsTheOutput:
         ended = err.splitlines()[1]
         assert out.strip() in ended and "sleep 901" in ended and "ended" in ended
 
-    def test_left_on_purpose(self, tmp_path: Path) -> None:
-        argv = agentbox_argv("run", "--run-id", "r", "--on-exit", "leave", "--", "sh", "-c", self.LINE)
+    def test_left_on_purpose(self, tmp_path: Path, run_id: str) -> None:
+        argv = agentbox_argv("run", "--run-id", run_id, "--on-exit", "leave", "--", "sh", "-c", self.LINE)
         with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
             done = subprocess.run(argv, env=agentbox_env(), stdout=out, stderr=err, timeout=30)
         pid = int((tmp_path / "out").read_text())
@@ -302,9 +304,9 @@ class TestDaemonThatHoldsTheOutput:
         kept = (tmp_path / "err").read_text().splitlines()[1]
         assert f"pid {pid}" in kept and "sleep 901" in kept and "kept" in kept
         assert is_alive(pid)
-        assert inspect("r")["state"] == "leftovers"
-        agentbox("wait", "r", check=3)
-        agentbox("kill", "r", check=0)
+        assert inspect(run_id)["state"] == "leftovers"
+        agentbox("wait", run_id, check=3)
+        agentbox("kill", run_id, check=0)
         assert not is_alive(pid)
 
     def test_with_a_log(self) -> None:
@@ -322,7 +324,7 @@ class TestInherited:
         assert subprocess.run(argv, env=agentbox_env(), capture_output=True, timeout=60).returncode == 3
 
     @pytest.mark.parametrize("detach", [False, True])
-    def test_parent_that_ignores_sigchld(self, detach: bool) -> None:
+    def test_parent_that_ignores_sigchld(self, detach: bool, run_id: str) -> None:
         program = (
             "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
         )
@@ -331,11 +333,11 @@ class TestInherited:
             sys.executable,
             "-c",
             program,
-            *agentbox_argv("run", "--run-id", "r", *options, "--", "sh", "-c", "exit 3"),
+            *agentbox_argv("run", "--run-id", run_id, *options, "--", "sh", "-c", "exit 3"),
         ]
         done = subprocess.run(argv, env=agentbox_env(), capture_output=True, text=True, timeout=60)
         assert done.returncode == (0 if detach else 3), done.stderr
-        agentbox("wait", "r", check=3)
+        agentbox("wait", run_id, check=3)
 
     def test_closed_streams(self) -> None:
         line = 'exec "$@" <&- >&- 2>&-'

@@ -27,7 +27,7 @@ FILLER = "filler"
 @pytest.fixture
 def run(home: Path, bystander: subprocess.Popen[bytes]) -> str:
     """A live run of three processes, one of them in a session of its own."""
-    name = start("sh", "-c", "setsid sleep 901 & sleep 902 & wait", options=("--run-id", "r"))
+    name = start("sh", "-c", "setsid sleep 901 & sleep 902 & wait")
     wait_pids(name, 3)
     return name
 
@@ -52,12 +52,7 @@ def over(run: str) -> None:
         done = agentbox("spawn", *options, run, "--", "true")
         assert done.returncode == 75, done.stderr
         one_line(done)
-    wait_for(lambda: not Path(f"/proc/self/cgroup").exists() or gone_by_name(run), what="the box is removed")
-
-
-def gone_by_name(run: str) -> bool:
-    listed = agentbox("ps", "-a", "--json", check=0).stdout
-    return all(one["processes"] == 0 for one in json.loads(listed) if one["run_id"] == run)
+    wait_for(lambda: gone(run), what="the box is removed")
 
 
 @ROOT
@@ -93,30 +88,30 @@ class TestFullDisk:
         over(run)
 
     @pytest.mark.parametrize("options", [(), ("-d",)])
-    def test_start(self, home: Path, options: tuple[str, ...]) -> None:
+    def test_start(self, home: Path, options: tuple[str, ...], run_id: str) -> None:
         self.fill(home)
-        done = agentbox("run", *options, "--run-id", "r", "--", "sleep", "900", check=125)
+        done = agentbox("run", *options, "--run-id", run_id, "--", "sleep", "900", check=125)
         one_line(done, str(home), "No space left")
         assert not list(home.glob("runs/*"))
 
     @pytest.mark.parametrize("room", range(4096, 6 * 4096, 4096))
     @pytest.mark.parametrize("options", [(), ("-d",)])
-    def test_start_on_an_almost_full_disk(self, home: Path, options: tuple[str, ...], room: int) -> None:
+    def test_start_on_an_almost_full_disk(self, home: Path, options: tuple[str, ...], room: int, run_id: str) -> None:
         """Wherever it runs out: all of the run or nothing of it."""
         self.fill(home)
         os.truncate(home / FILLER, (home / FILLER).stat().st_size - room)
         long = "x" * 3000
-        done = agentbox("run", *options, "--run-id", "r", "--", "sh", "-c", f": {long}; exit 3")
+        done = agentbox("run", *options, "--run-id", run_id, "--", "sh", "-c", f": {long}; exit 3")
         if done.returncode == 125:
-            one_line(done, "No space left")
-            if (home / "runs/r").exists():
-                one_line(agentbox("spawn", "r", "--", "true", check=75))
+            one_line(done, "pace")  # on its file system, or none left on the device
+            if (home / f"runs/{run_id}").exists():
+                one_line(agentbox("spawn", run_id, "--", "true", check=75))
         elif options:
             assert done.returncode == 0
-            wait_for(lambda: gone_by_name("r"))
+            wait_for(lambda: gone(run_id))
         else:
             assert done.returncode == 3
-        assert gone_by_name("r")
+        assert gone(run_id)
 
     def test_spawn(self, home: Path, run: str) -> None:
         self.fill(home)
@@ -127,14 +122,17 @@ class TestFullDisk:
         agentbox("spawn", run, "--task", "t", "--", "true", check=0)
         killed(run, 0)
 
-    def test_end_of_a_command(self, home: Path) -> None:
+    def test_end_of_a_command(self, home: Path, run_id: str) -> None:
         """What the command did counts, whatever became of the record."""
-        line = f"cat /dev/zero > {home}/{FILLER} 2>/dev/null; exit 3"
-        done = agentbox("run", "--run-id", "r", "--", "sh", "-c", line, check=3)
+        # The manifest's last page is used up first: what is left of that could take the record.
+        name = f"{home}/runs/{run_id}/manifest.jsonl"
+        pad = f"head -c $((4096 - $(stat -c %s {name}) % 4096)) /dev/zero | tr '\\0' x >> {name}"
+        line = f"{pad}; cat /dev/zero > {home}/{FILLER} 2>/dev/null; exit 3"
+        done = agentbox("run", "--run-id", run_id, "--", "sh", "-c", line, check=3)
         assert "No space left" in done.stderr and "Traceback" not in done.stderr
-        assert gone("r")
+        assert gone(run_id)
         (home / FILLER).unlink()
-        over("r")
+        over(run_id)
 
 
 @contextmanager

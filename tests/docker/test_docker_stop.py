@@ -14,6 +14,7 @@ import pytest
 from sandbox.boxes.base import Command
 from sandbox.boxes.docker import DockerBackend
 from sandbox.boxes.docker_engine import HOME, HOST, RUN, TASK
+from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
 from tests.beds.dockerd import IMAGE
 from tests.docker.conftest import Lab
@@ -21,7 +22,10 @@ from tests.support import is_alive, wait_for
 
 pytestmark = pytest.mark.bed("dockerd")
 
-BEATS = "(while :; do echo x >> beat1; sleep .05; done) & setsid sh -c 'while :; do echo x >> beat2; sleep .05; done' & wait"
+BEATS = (
+    "(while :; do echo x >> beat1; sleep .05; done) & "
+    "setsid sh -c 'while :; do echo x >> beat2; sleep .05; done' & wait"
+)
 
 
 def soon() -> float:
@@ -117,7 +121,7 @@ def test_a_container_that_was_made_and_never_started_is_removed(lab: Lab) -> Non
     assert lab.state(run_id) == "created"
     assert lab.backend().kill(lab.parent(run_id), soon()) == "empty"
     assert lab.containers(run_id) == []
-    with pytest.raises(Exception, match="."):
+    with pytest.raises(AgentboxError):
         child.release()
     child.abandon()
     assert backend.destroy(box)

@@ -48,7 +48,9 @@ def screen(lab: Lab) -> Iterator[Screen]:
 def test_the_command_has_a_terminal_of_the_same_size(screen: Screen) -> None:
     # Engines before 23.0 set the size only once the command runs, and it learns of it by SIGWINCH.
     child = screen.start(
-        "sh", "-c", "test -t 0 && test -t 1 && test -t 2 && until stty size 2>/dev/null; do sleep .1; done; exit 6"
+        "sh",
+        "-c",
+        "test -t 0 && test -t 1 && test -t 2 && until stty size 2>/dev/null | grep .; do sleep .1; done; exit 6",
     )
     child.expect("31 97")
     assert screen.code() == 6

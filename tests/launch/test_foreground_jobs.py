@@ -11,7 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.launch.foreground_bed import Way, every_way, read_pid, shell, state, wait_for_state
+from tests.launch.foreground_bed import Way, every_way, read_pid, shell, wait_for_state
 
 # A full-screen program: raw mode, reads Ctrl+Z as a byte, puts the modes back, stops, comes back.
 RAW = """
@@ -391,4 +391,3 @@ def test_vim(way: Way, tmp_path: Path) -> None:
         sh.tty.send("otwo\x1b:wq\r")
         assert sh.status() == 0
         assert file.read_text() == "one\ntwo\n"
-        assert state(sh.pid) == "S"
