@@ -70,7 +70,8 @@ class Limits:
 class BoxSpec:
     """What `create` needs to know. `run_limits` hold for the whole run, `limits` for this task alone.
 
-    `container` is for backends that run an image: its keys are those backends' own.
+    `joins`: the run exists, and the box goes beside what it has. `container` is for backends that run an image:
+    its keys are those backends' own.
     """
 
     home: str
@@ -81,6 +82,7 @@ class BoxSpec:
     run_limits: Limits = field(default_factory=Limits)
     labels: Mapping[str, str] = field(default_factory=dict)
     container: Mapping[str, Any] = field(default_factory=dict)
+    joins: bool = False
 
 
 @dataclass(frozen=True)

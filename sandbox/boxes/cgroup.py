@@ -72,7 +72,7 @@ class CgroupBackend:
         return f"cgroup v2 at {os.path.dirname(group.path)}"
 
     def create(self, spec: BoxSpec) -> tuple[Box, list[str]]:
-        parent = Cgroup(f"{self.base()}/{TOP}/{spec.run_id}")
+        parent = self._parent_of(spec)
         group = parent.child(spec.task_id)
         made: list[Cgroup] = []
         try:
@@ -90,6 +90,18 @@ class CgroupBackend:
                 remove_empty(one.path)
             raise (self._explain(error, group.path) if isinstance(error, OSError) else error) from None
         return self._box(group, spec.run_id, spec.task_id), given_up
+
+    def _parent_of(self, spec: BoxSpec) -> Cgroup:
+        """Where the run's boxes are or are to be: one place, or a stop would have to look for the others."""
+        there = self.parents(spec.run_id) if spec.joins else []
+        parent = Cgroup(_path(there[0]) if there else f"{self.base()}/{TOP}/{spec.run_id}")
+        own = own_box()
+        if own and not f"{parent.path}/".startswith(f"{own.parents[-1]}/"):
+            raise AgentboxError(
+                f"run {spec.run_id} is not part of run {own.run_id}, in which this is: a stop of that would miss it",
+                fix="start it from outside",
+            )
+        return parent
 
     def _make_parent(self, parent: Cgroup, made: list[Cgroup]) -> None:
         """Make the run's parent, unless another task of the run has; `made` then gets it."""
@@ -159,10 +171,12 @@ class CgroupBackend:
         return None
 
     def _likely(self, run_id: str) -> list[str]:
+        own = own_box()
+        around = [path for path in (own.parents if own else ()) if os.path.basename(path) == run_id]
         try:
-            return [f"{self.base()}/{TOP}/{run_id}", f"{self._mount().point}/{TOP}/{run_id}"]
+            return [*around, f"{self.base()}/{TOP}/{run_id}", f"{self._mount().point}/{TOP}/{run_id}"]
         except Unavailable:
-            return []
+            return around
 
     def _runs_below(self) -> Iterable[str]:
         """Every `…/agentbox/<run>` directory of the mount, nested ones too."""

@@ -62,6 +62,10 @@ class Plan:
     empty: Callable[[], bool | None]
 
 
+class _Silent(AgentboxError):
+    """The client ended and has not said why."""
+
+
 class ClientChild(Child):
     """A client at its barrier. Errors come as AgentboxError, in the engine's words."""
 
@@ -73,7 +77,8 @@ class ClientChild(Child):
         try:
             super().wait_ready(seconds)
         except ChildFailed as error:
-            raise self._reason(0.5) or error from None
+            reason = self._reason(0.5)
+            raise (error if reason is None or isinstance(reason, _Silent) else reason) from None
 
     def release(self) -> None:
         """Let the client start the container; returns once it runs."""
@@ -98,10 +103,9 @@ class ClientChild(Child):
         text = os.read(self._words, 1 << 16)
         if text == b"ok":
             return None
-        try:
-            what, fix, code = json.loads(text)
-        except ValueError:
-            return AgentboxError("the docker client ended before the container ran", code=AGENTBOX_FAILED)
+        if not text:
+            return _Silent("the docker client ended before the container ran", code=AGENTBOX_FAILED)
+        what, fix, code = json.loads(text)
         return AgentboxError(what, fix=fix, code=code)
 
     def _close(self) -> None:

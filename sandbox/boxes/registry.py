@@ -33,14 +33,15 @@ def local_backends(home: str) -> list[Backend]:
     return [backend("cgroup", home), backend("systemd", home)]
 
 
-def choose(name: str, home: str, image: str | None = None) -> Backend:
-    """The backend for a new run; `auto` takes the first that really works. Raises Unavailable.
+def choose(name: str, home: str, image: str | None = None, joins: str | None = None) -> Backend:
+    """The backend for a new run, or for a task of the run `joins`; `auto` takes the first that really works.
 
     Inside a box only that box's own kind of nesting holds: a scope or container started from inside would
-    live beside the box, and the stop of the outer run would miss it.
+    live beside the box, and the stop of the outer run would miss it. A task of the same run belongs there.
+    Raises Unavailable.
     """
     own = own_box()
-    if own and name in ("auto", "systemd") and not image:
+    if own and own.run_id != joins and name in ("auto", "systemd") and not image:
         if name == "systemd":
             raise Unavailable(
                 f"this is inside of run {own.run_id}, and a scope would leave its box",

@@ -16,6 +16,9 @@ from sandbox.manifest.fold import Run, Task, fold
 from sandbox.manifest.home import Home
 from sandbox.manifest.reader import read
 
+OUTER_MAX = 32
+"""Runs in runs that are looked at; a record could name itself as its own outer run."""
+
 ENDED = ("exited", "stopped", "lost", "not started")
 
 
@@ -158,15 +161,19 @@ def _asked_by(s: Status) -> str:
 
 
 def _stopped_outer(home: Home, run: Run) -> str | None:
-    """The run around this one, if that was stopped: then this one ended with it."""
-    if not run.parent_run:
-        return None
-    try:
-        outer, _ = load(home, run.parent_run)
-    except AgentboxError:
-        return None
-    ended = outer.ended is not None or any(r.get("proof") == "empty" for r in outer.receipts)
-    return run.parent_run if ended else None
+    """The run around this one, if that or one around it was stopped: then this one ended with it."""
+    inner = run
+    for _ in range(OUTER_MAX):
+        if not inner.parent_run:
+            return None
+        try:
+            outer, _bad = load(home, inner.parent_run)
+        except AgentboxError:
+            return None
+        if outer.ended is not None or any(r.get("proof") == "empty" for r in outer.receipts):
+            return run.parent_run
+        inner = outer
+    return None
 
 
 def _same_boot(main: Task | None) -> bool:

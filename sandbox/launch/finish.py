@@ -9,7 +9,9 @@ import time
 from dataclasses import dataclass, field
 
 from sandbox.boxes.base import Box
+from sandbox.boxes.registry import local_backends
 from sandbox.control import orders
+from sandbox.control.clock import now
 from sandbox.control.ladder import TERM, terminate, wait_empty
 from sandbox.control.orders import Order
 from sandbox.control.stop import Stop, begin, kill
@@ -18,6 +20,8 @@ from sandbox.errors import AGENTBOX_FAILED, REFUSED, TIMED_OUT, AgentboxError, o
 from sandbox.kernel.procfs import Member
 from sandbox.launch.start import Started, oom_kills_since
 from sandbox.launch.supervise import Ended, reap
+from sandbox.manifest.fold import fold
+from sandbox.manifest.reader import read
 from sandbox.manifest.writer import Writer
 
 ENDING_BY_ITSELF_SECONDS = 5.0
@@ -53,6 +57,7 @@ def finish(started: Started, ended: Ended, writer: Writer) -> Finished:
     finished.oom_kills = oom_kills
     if oom_kills and finished.outcome == "signaled" and ended.signal == signal.SIGKILL:
         finished.outcome = "oom"
+    _complete_receipt(started, finished, order, writer)
     _record(started, finished, order, writer)
     if finished.proven and not _kept(started):
         _remove(started, target)
@@ -60,12 +65,13 @@ def finish(started: Started, ended: Ended, writer: Writer) -> Finished:
 
 
 def _target(started: Started) -> Target:
-    """Main's end is the run's; another task's end is its own box's."""
+    """Main's end is the run's, of whatever backends its tasks are; another task's end is its own box's."""
     spec, run = started.spec, started.run
     main = spec.new_run
     order = run.control if main else run.task_order(spec.task_id)
     task = None if main else spec.task_id
-    return Target(spec.run_id, task, order, [started.backend], _parent_path(started.box, main))
+    others = [one for one in local_backends(started.home.path) if main and one.name != started.backend.name]
+    return Target(spec.run_id, task, order, [started.backend, *others], _parent_path(started.box, main))
 
 
 def _parent_path(box: Box, main: bool) -> str | None:
@@ -124,6 +130,22 @@ def _ended_by_itself(started: Started, ended: Ended, target: Target) -> Finished
 
 def _silent_stop(started: Started) -> Stop:
     return Stop(started.spec.run_id, started.spec.task_id, "completing a stop", _by())
+
+
+def _complete_receipt(started: Started, finished: Finished, order: Order, writer: Writer) -> None:
+    """A stop that was asked for from inside of the run left its proof open: it is given here."""
+    if order.word != "STOP":
+        return
+    ours = (started.spec.task_id, None if started.spec.new_run else started.spec.task_id)
+    try:
+        receipts = [r for r in fold(read(started.run.manifest)).receipts if r.get("task_id") in ours]
+        if not receipts or not receipts[-1].get("from_inside") or receipts[-1].get("proof") == "empty":
+            return
+        stop = Stop(started.spec.run_id, receipts[-1].get("task_id"), order.reason, order.by, ordered_at=order.at)
+        stop.proof, stop.empty_at = ("empty", now()) if finished.proven else ("alive", None)
+        writer.append("stop.receipt", task_id=stop.task_id, sync=True, **stop.as_record())
+    except AgentboxError as error:
+        warn(f"the proof that run {started.spec.run_id} ended is not recorded: {error}")
 
 
 def _record(started: Started, finished: Finished, order: Order, writer: Writer) -> None:

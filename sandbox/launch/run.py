@@ -70,7 +70,7 @@ def prepare(spec: LaunchSpec, home: Home) -> tuple[RunDir, Writer, Backend]:
         may_start(home, run)
     if not spec.image:
         _check_command(spec, run)
-    backend = choose(spec.backend, home.path, spec.image)
+    backend = choose(spec.backend, home.path, spec.image, None if spec.new_run else spec.run_id)
     own = own_box()
     writer = Writer(run.manifest, spec.run_id, by=whoami(inside=own is not None))
     if not spec.new_run:
@@ -114,7 +114,8 @@ def leave_own_task(spec: LaunchSpec, home: Home, run: RunDir, backend: Backend) 
     own = own_box()
     if spec.new_run or not spec.detach or own is None or own.run_id != spec.run_id:
         return
-    box, _ = backend.create(BoxSpec(home.path, spec.run_id, f"{spec.task_id}{LAUNCHER_SUFFIX}", run.path))
+    name = f"{spec.task_id}{LAUNCHER_SUFFIX}"
+    box, _ = backend.create(BoxSpec(home.path, spec.run_id, name, run.path, joins=True))
     backend.adopt(box, os.getpid())
 
 
@@ -171,6 +172,6 @@ def _wait(started: Started, writer: Writer, dispositions: Dispositions, terminal
     deadline = time.monotonic() + spec.timeout if spec.timeout else None
     ended = supervise(started.pid, dispositions=dispositions, deadline=deadline, terminal=terminal)
     finished = finish(started, ended, writer)
-    terminal.restore(killed=finished.outcome not in ("exited", "signaled"))
+    terminal.restore(killed=finished.outcome != "exited")
     report_leftovers(finished, spec.on_exit)
     return finished.ended

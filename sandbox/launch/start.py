@@ -30,6 +30,7 @@ class Started:
     """A task that runs. `pid` is the launcher's child; `oom_before` counts the run's OOM kills at the start."""
 
     spec: LaunchSpec
+    home: Home
     run: RunDir
     backend: Backend
     box: Box
@@ -90,7 +91,7 @@ def start(
     except BaseException as error:
         undone = _undo(spec, home, run, writer, backend, box, tree_made, error)
         raise undone from None
-    return Started(spec, run, backend, box, child.pid, oom_before)
+    return Started(spec, home, run, backend, box, child.pid, oom_before)
 
 
 def _end_if_stopped(run: RunDir, backend: Backend, box: Box) -> None:
@@ -203,6 +204,7 @@ def _box_spec(spec: LaunchSpec, home: Home, run: RunDir) -> BoxSpec:
         run_limits,
         dict(spec.labels),
         dict(spec.container),
+        joins=not spec.new_run,
     )
 
 

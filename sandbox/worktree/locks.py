@@ -45,14 +45,14 @@ def _in_use(name: str, path: str, git_dir: str) -> str:
         uid = os.lstat(name).st_uid
     except OSError:
         return ""
-    holders, blind = holding(name, uid)
+    holders, blind = holding(name, uid=uid, comm="git")
     for folder in (path, git_dir):
         pids, unseen = working_in(folder, uid=uid, comm="git")
         holders += pids
         blind += unseen
     if holders:
         return f"git is at work (pid {', '.join(map(str, sorted(set(holders))))})"
-    return f"{blind} processes can't be looked at" if blind else ""
+    return f"{blind} git processes can't be looked at" if blind else ""
 
 
 def _unlink(name: str) -> None:

@@ -115,12 +115,20 @@ def _in_use(found: Candidate, dead: Dead) -> list[str]:
     if is_dead is not True:
         told = "is not over" if is_dead is False else "may be alive: could not tell"
         keep.append(f"run {found.run_id} {told}")
-    pids, blind = working_in(found.path)
+    pids, blind = working_in(found.path, since=_made_at(found.git_dir))
     if pids:
         keep.append(f"pid {', '.join(map(str, pids[:5]))} works in it")
     if blind:
         keep.append(f"{blind} processes can't be looked at, and may work in it")
     return keep
+
+
+def _made_at(git_dir: str | None) -> float:
+    """When the worktree was made, by a file that git never writes again; 0 where that can't be told."""
+    try:
+        return os.stat(f"{git_dir}/commondir").st_mtime
+    except OSError:
+        return 0.0
 
 
 def _work(found: Candidate, drop_ignored: bool) -> list[str]:

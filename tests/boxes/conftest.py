@@ -36,8 +36,8 @@ WITH_CONTROLLERS = [_kind(CgroupBackend, "vm"), _kind(SystemdBackend, "vm")]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A container's command is no child of the launcher, which a client stands for."""
-    items[:] = [item for item in items if not (item.get_closest_marker("own_child") and _is_docker(item))]
+    """A container's command is not the launcher's child, has a cgroup namespace, and its ended box is kept."""
+    items[:] = [item for item in items if not (item.get_closest_marker("no_container") and _is_docker(item))]
 
 
 def _is_docker(item: pytest.Item) -> bool:
@@ -46,7 +46,7 @@ def _is_docker(item: pytest.Item) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "own_child: for backends whose command is the launcher's own child")
+    config.addinivalue_line("markers", "no_container: not for backends whose boxes are containers")
 
 
 def _scene(make: Make, tmp_path: Path) -> Iterator[Scene]:

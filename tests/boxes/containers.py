@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -32,13 +31,8 @@ class ContainerScene(Scene):
 
 
 def _programs() -> list[str]:
-    """Where the machine's programs are, and the interpreter's own folder (merged /usr: links are followed)."""
-    found = [path for path in ("/usr", "/bin", "/lib", "/lib64", "/sbin", sys.prefix, sys.base_prefix)]
-    outer = [path for path in dict.fromkeys(found) if Path(path).is_dir()]
-    return [path for path in outer if not any(path.startswith(f"{other}/") for other in outer)] + _links()
-
-
-def _links() -> list[str]:
-    """The place that the interpreter's link leads to, where it is elsewhere."""
-    real = os.path.dirname(os.path.dirname(os.path.realpath(sys.executable)))
-    return [] if real in (sys.prefix, sys.base_prefix) else [real]
+    """Where the machine's programs are, and those of the interpreter. /sbin stays the engine's, for its init."""
+    real = str(Path(sys.executable).resolve().parent.parent)
+    found = dict.fromkeys(("/usr", "/bin", "/lib", "/lib64", sys.prefix, sys.base_prefix, real))
+    there = [path for path in found if Path(path).is_dir()]
+    return [path for path in there if not any(path.startswith(f"{other}/") for other in there)]

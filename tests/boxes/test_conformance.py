@@ -66,7 +66,7 @@ def test_box_is_made_once(scene: Scene) -> None:
 
 def test_run_of_another_home_is_neither_joined_nor_seen(scene: Scene, tmp_path: Path) -> None:
     box, child = scene.run(SLEEP)
-    other = Scene(scene.make, tmp_path / "other")
+    other = type(scene)(scene.make, tmp_path / "other")
     with pytest.raises(AgentboxError, match="another AGENTBOX_HOME"):
         other.backend.create(other.spec("second", scene.run_id))
     assert other.backend.parents(scene.run_id) == []
@@ -79,6 +79,7 @@ def test_run_of_another_home_is_neither_joined_nor_seen(scene: Scene, tmp_path: 
 # being entered
 
 
+@pytest.mark.no_container
 def test_nothing_runs_before_the_release(scene: Scene, tmp_path: Path) -> None:
     box = scene.create()
     child = scene.start(box, ["touch", str(tmp_path / "ran")])
@@ -135,6 +136,7 @@ def test_failing_step_leaves_no_process(scene: Scene, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.no_container
 def test_all_that_is_forked_at_once_is_in_the_box(scene: Scene, tmp_path: Path) -> None:
     script = "for i in 1 2 3 4 5 6; do cat /proc/self/cgroup > a$i & setsid cat /proc/self/cgroup > b$i & done; wait"
     box = scene.create()
@@ -162,6 +164,7 @@ def test_running_process_is_adopted(scene: Scene) -> None:
 # being seen
 
 
+@pytest.mark.no_container
 def test_members_tell_who_lives(scene: Scene, tmp_path: Path) -> None:
     box = scene.create()
     child = scene.start(box, [*SLEEP, "7"], (("cwd", lambda: os.chdir(tmp_path)),))
@@ -198,6 +201,7 @@ def test_zombie_of_a_living_parent_is_no_obstacle(scene: Scene, tmp_path: Path) 
     assert scene.end(box) == "empty"
 
 
+@pytest.mark.no_container
 def test_waiting_ends_at_its_deadline_and_at_emptiness(scene: Scene) -> None:
     box, child = scene.run(SLEEP)
     assert scene.backend.wait_empty(box, deadline(0.05)) == "alive"
@@ -207,6 +211,7 @@ def test_waiting_ends_at_its_deadline_and_at_emptiness(scene: Scene) -> None:
     assert scene.backend.wait_empty(scene.parent(), deadline()) == "empty"
 
 
+@pytest.mark.no_container
 def test_usage_counts_the_subtree(scene: Scene) -> None:
     box, _ = scene.run(["sh", "-c", "sleep 900 & setsid sleep 900 & wait"])
     wait_for(lambda: scene.backend.usage(box).pids == 3)
@@ -327,6 +332,7 @@ def test_kill_of_one_task_leaves_the_other(scene: Scene) -> None:
     assert is_alive(child.pid)
 
 
+@pytest.mark.no_container
 def test_nested_cgroups_belong_to_the_box(scene: Scene) -> None:
     box, child = scene.run(["sh", "-c", "sleep 900 & wait"])
     wait_for(lambda: len(scene.backend.members(box, 1.0) or []) == 2)
@@ -373,6 +379,7 @@ def test_destroyed_box_is_gone_and_every_call_still_answers(scene: Scene) -> Non
         scene.backend.thaw(gone)
 
 
+@pytest.mark.no_container
 def test_run_can_have_a_box_again_after_its_end(scene: Scene) -> None:
     """What an ended task leaves of its box does not hold up the next of that name."""
     for _ in range(2):

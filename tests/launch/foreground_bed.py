@@ -44,7 +44,8 @@ class Way:
 DRIVER_FILE = str(Path(__file__).with_name("driver.py"))
 BARE = Way("bare", ())
 DRIVER = Way("driver", (sys.executable, "-ISB", DRIVER_FILE, "--"))
-LAUNCHERS = [DRIVER]
+RUN = Way("run", (sys.executable, "-ISB", str(Path(__file__).with_name("run.py")), "--"))
+LAUNCHERS = [DRIVER, RUN]
 WAYS = [BARE, *LAUNCHERS]
 
 every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
@@ -92,9 +93,7 @@ class Shell:
 
     def __init__(self, *argv: str) -> None:
         command = argv or ("bash", "--norc", "--noprofile", "--noediting", "-i")
-        self.tty = pexpect.spawn(
-            command[0], list(command[1:]), env=environment(), timeout=PATIENCE, encoding="utf-8"
-        )
+        self.tty = pexpect.spawn(command[0], list(command[1:]), env=environment(), timeout=PATIENCE, encoding="utf-8")
         self.tty.delaybeforesend = None
         self.pid: int = self.tty.pid
         if not argv:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pty
+import re
 import resource
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.foreground_bed import BARE, Way, every_launcher
+from tests.launch.foreground_bed import BARE, RUN, Way, every_launcher
 
 KINDS = ["tty", "pipe", "file", "null", "closed"]
 
@@ -110,7 +111,10 @@ def test_argv_bytes(way: Way, locale: dict[bytes, bytes]) -> None:
 @pytest.mark.parametrize("locale", [{}, {b"LC_ALL": b"C"}, {b"LC_CTYPE": b"C.UTF-8"}, {b"LANG": b"xx_YY"}])
 def test_environment(way: Way, locale: dict[bytes, bytes]) -> None:
     env = {b"PATH": os.environb[b"PATH"], b"BYTES": b"\xff\n=\x80", b"EMPTY": b"", b"PYTHONPATH": b"/nope", **locale}
-    assert output(way, ["env", "-0"], env) == output(BARE, ["env", "-0"], env)
+    named = rb"(AGENTBOX_)?(RUN_ID|TASK_ID)=|AGENTBOX_(CONTROL|BEAT)="
+    seen = output(way, ["env", "-0"], env).split(b"\0")
+    assert [entry for entry in seen if not re.match(named, entry)] == output(BARE, ["env", "-0"], env).split(b"\0")
+    assert len([entry for entry in seen if re.match(named, entry)]) == (6 if way is RUN else 0)
 
 
 @every_launcher
@@ -120,9 +124,7 @@ def test_umask_directory_priority_groups(way: Way, tmp_path: Path) -> None:
         os.nice(3)
 
     script: list[str | bytes] = ["sh", "-c", "umask; pwd; nice; id; cut -d' ' -f6,7 /proc/self/stat"]
-    assert output(way, script, cwd=tmp_path, preexec_fn=harder) == output(
-        BARE, script, cwd=tmp_path, preexec_fn=harder
-    )
+    assert output(way, script, cwd=tmp_path, preexec_fn=harder) == output(BARE, script, cwd=tmp_path, preexec_fn=harder)
 
 
 @every_launcher

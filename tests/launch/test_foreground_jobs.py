@@ -262,7 +262,7 @@ def test_inner_shell(way: Way) -> None:
 def test_background_job_that_reads_stops_and_fg_serves_it(way: Way) -> None:
     with shell() as sh:
         sh.run(way.line("cat") + " &")
-        sh.run("until [ -n \"$(jobs -s)\" ]; do sleep 0.05; done")
+        sh.run('until [ -n "$(jobs -s)" ]; do sleep 0.05; done')
         sh.type("jobs")
         sh.see("Stopped")
         sh.status()

@@ -93,6 +93,58 @@ def test_task_spawned_from_inside_outlives_the_task_that_asked_for_it(staged: St
     assert agentbox("wait", stage.run_id).returncode == 137
 
 
+@EVERYWHERE
+def test_task_spawned_from_outside_into_an_inner_run_goes_where_that_is(staged: Staged) -> None:
+    """A stop of the inner run ends both of its tasks, a stop of the outer too."""
+    for which in ("inner", "outer"):
+        stage, inner = staged(agent("attached")), new_id("inner")
+        stage.start(
+            argv=shell(
+                agentbox_line("run", "-d", "--run-id", inner, "--", "sleep", "900"), shlex.join(agent("attached"))
+            )
+        )
+        agentbox("spawn", inner, "-d", "--task", "more", "--", "sleep", "901", check=0)
+        (box,) = inspect(inner)["boxes"]
+        assert {process["argv"][-1] for process in box["processes"]} == {"900", "901"}
+        agentbox("kill", inner if which == "inner" else stage.run_id, check=0)
+        assert agentbox("wait", inner).returncode == 137
+        assert inspect(inner)["processes"] == 0
+        assert stage.inspect()["state"] == ("running" if which == "inner" else "stopped")
+
+
+@EVERYWHERE
+def test_task_cannot_be_put_outside_of_the_run_that_asks(staged: Staged) -> None:
+    """A stop of the asker's run would leave it."""
+    other, stage = staged(agent("attached")), staged(agent("attached"))
+    other.start()
+    argv = agentbox_line("spawn", other.run_id, "-d", "--", "touch", f"{other.folder}/escaped")
+    stage.start(argv=shell(f"{argv} 2>refused; echo $? >status; {shlex.join(agent('attached'))}"))
+    assert (stage.folder / "status").read_text() == "125\n"
+    assert "start it from outside" in (stage.folder / "refused").read_text()
+    assert not (other.folder / "escaped").exists()
+    assert other.inspect()["processes"] == 3
+
+
+@pytest.mark.bed("nspawn", "nspawn-user")
+def test_task_of_another_backend_ends_with_the_run(staged: Staged, bed: str) -> None:
+    if bed == "nspawn-user":
+        scope = ["systemd-run", "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes"]
+    else:
+        scope = []
+    stage = staged(agent("attached"))
+    wait = "while ! [ -e go-on ]; do sleep 0.01; done"
+    stage.start(argv=["sh", "-c", f": > ready; {wait}"])
+    (stage.folder / "ready").unlink()
+    argv = agentbox_argv("spawn", stage.run_id, "-d", "--backend", "cgroup", "--", *stage.argv)
+    subprocess.run([*scope, *argv], cwd=stage.folder, check=True, stdout=subprocess.DEVNULL)
+    stage.wait_ready()
+    assert len(stage.inspect()["boxes"]) == 2
+    (stage.folder / "go-on").touch()
+    assert agentbox("wait", stage.run_id).returncode == 0
+    assert stage.registered_alive() == []
+    assert stage.inspect()["state"] == "exited"
+
+
 def _tasks(run_id: str) -> dict[str, Any]:
     return {task["task_id"]: task for task in inspect(run_id)["task_list"]}
 

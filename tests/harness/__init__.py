@@ -1,0 +1,1 @@
+"""Real harnesses, and the commands that they call, against the real gate."""

@@ -1,0 +1,357 @@
+"""Each kind of finding made for real, and its opposite, which must not be reported; `--kill`, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.boxes.cgroup import HOME_XATTR
+from sandbox.kernel.identity import Identity
+from tests.cli.runs import inspect, pids_of, records, run_dir, start
+from tests.reconcile.looking import (
+    assert_clean,
+    box_of,
+    box_pids,
+    edit_record,
+    end,
+    end_launcher,
+    ended,
+    findings,
+    in_state,
+    kinds,
+    launcher_of,
+    one,
+    orphan,
+    reconcile,
+)
+from tests.support import agentbox, agentbox_argv, agentbox_env, is_alive, wait_for
+
+pytestmark = pytest.mark.usefixtures("runs")
+
+FIELDS = {"kind", "severity", "run_id", "task_id", "what", "since", "evidence", "command"}
+
+
+def test_live_and_ended_runs_are_no_findings() -> None:
+    run = start("sh", "-c", "sleep 900 & sleep 900")
+    agentbox("spawn", run, "-d", "--", "sleep", "900", check=0)
+    ended(start("true"))
+    ended(start("sh", "-c", "exit 3"), 3)
+    killed = start("sleep", "900")
+    agentbox("kill", killed, check=0)
+    ended(killed, 137)
+    assert reconcile(check=0) == {"findings": [], "not_asked": [], "not_inspectable": reconcile()["not_inspectable"]}
+    assert kinds("--kill", check=0) == []
+    assert len(box_pids(run)) == 4
+
+
+def test_orphan_is_found_named_and_killed_with_a_receipt(bystander: subprocess.Popen[bytes]) -> None:
+    live = start("sleep", "900")
+    run = orphan("sh", "-c", "sleep 900 & setsid sleep 900 & wait")
+    found = one("orphan", check=1)
+    assert set(found) == FIELDS
+    assert (found["run_id"], found["severity"]) == (run, "warning")
+    assert found["command"] == f"agentbox kill {run}"
+    assert found["evidence"]["launcher_alive"] is False and len(found["evidence"]["pids"]) == 3
+    assert one("orphan")["since"] == found["since"]
+
+    seen = reconcile("--kill", check=0)
+    assert [done["ok"] for done in seen["ended"]] == [True]
+    assert pids_of(live) and records(run, "stop.receipt")[-1]["proof"] == "empty"
+    assert records(run, "finding")[-1]["finding"]["kind"] == "orphan"
+    assert_clean()
+    assert reconcile("--kill", check=0)["ended"] == []
+    assert is_alive(bystander.pid) and len(box_pids(live)) == 1
+
+
+def test_the_command_of_a_finding_ends_it() -> None:
+    orphan()
+    command = one("orphan")["command"].split()
+    agentbox(*command[1:], check=0)
+    assert_clean()
+
+
+def test_reconcile_twice_finds_the_same() -> None:
+    orphan()
+    start("sleep", "900")
+    start("sh", "-c", "sleep 900 & exit 0", options=("--on-exit", "leave"))
+    wait_for(lambda: kinds() == ["leftovers", "orphan"])
+    assert findings() == findings()
+
+
+def test_one_run_alone() -> None:
+    first, second = orphan(), orphan()
+    assert [found["run_id"] for found in findings("--run", first)] == [first]
+    reconcile("--kill", "--run", first, check=0)
+    assert one("orphan")["run_id"] == second
+    assert agentbox("reconcile", "--run", "../x").returncode == 2
+
+
+def test_orphaned_task_of_a_live_run() -> None:
+    run = start("sleep", "900")
+    agentbox("spawn", run, "-d", "--task", "worker", "--", "sleep", "900", check=0)
+    agentbox("spawn", run, "-d", "--task", "other", "--", "sleep", "900", check=0)
+    end_launcher(run, "worker")
+    found = one("orphan")
+    assert (found["run_id"], found["task_id"]) == (run, "worker")
+    assert found["command"] == f"agentbox kill {run} --task worker"
+    reconcile("--kill", check=0)
+    assert len(box_pids(run)) == 2 and inspect(run)["state"] == "running"
+    assert_clean()
+
+
+def test_leftovers_that_were_asked_for_are_shown_and_kept() -> None:
+    run = start("sh", "-c", "sleep 900 & exit 0", options=("--on-exit", "leave"))
+    wait_for(lambda: inspect(run)["state"] == "leftovers")
+    found = one("leftovers")
+    assert found["severity"] == "info" and found["evidence"]["ended_by_kill"] is False
+    assert reconcile("--kill", check=1)["ended"] == []
+    assert len(box_pids(run)) == 1
+
+
+def test_leftovers_of_a_launcher_that_died_too_early() -> None:
+    """main has ended, its launcher is gone before it could end the rest, another task goes on."""
+    run = start("sleep", "900")
+    agentbox("spawn", run, "-d", "--task", "worker", "--", "sleep", "900", check=0)
+    (main,) = [task for task in inspect(run)["task_list"] if task["task_id"] == "main"]
+    end_launcher(run)
+    os.kill(main["pid"], signal.SIGKILL)
+    wait_for(lambda: not is_alive(main["pid"]))
+    assert one("leftovers")["run_id"] == run
+    reconcile("--kill", check=0)
+    assert box_pids(run) == []
+    assert_clean()
+
+
+def test_lost_is_found_and_closed_once() -> None:
+    run = start("sleep", "900")
+    (pid,) = box_pids(run)
+    end_launcher(run)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not is_alive(pid))
+    assert kinds() == ["leftover_cgroup", "lost"]
+    reconcile("--kill", check=0)
+    assert inspect(run)["state"] == "lost" and not box_of(run).exists()
+    assert records(run, "run.ended")[-1]["outcome"] == "lost"
+    assert_clean()
+
+
+def test_lost_at_a_reboot() -> None:
+    run = ended(start("true"))
+
+    def other_boot(lines: list[dict[str, object]]) -> None:
+        lines[:] = [line for line in lines if line["event"] in ("run.created", "task.intent", "task.started")]
+        for line in lines:
+            line["boot_id"] = "00000000-0000-0000-0000-000000000000"
+
+    edit_record(run, other_boot)
+    found = one("lost")
+    assert found["severity"] == "info" and "reboot" in found["what"]
+
+
+def test_stopped_and_alive() -> None:
+    run = start("sleep", "900")
+    (pid,) = box_pids(run)
+    Path(run_dir(run) / "ctl/control").write_text("STOP 9\nat: 2026-01-01T00:00:00.000000Z\nby: uid 0 pid 4194303\n")
+    found = one("stopped_alive")
+    assert (found["severity"], found["run_id"]) == ("security", run)
+    reconcile("--kill", check=0)
+    assert not is_alive(pid)
+    assert_clean()
+
+
+def test_a_stop_that_is_being_carried_out_is_no_finding() -> None:
+    run = start("sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+    aborting = subprocess.Popen(agentbox_argv("abort", run, "--grace", "60s"), env=agentbox_env())
+    try:
+        wait_for(lambda: inspect(run)["order"] == "STOP")
+        assert kinds("--kill", check=0) == []
+        assert box_pids(run)
+    finally:
+        end(aborting)
+    assert one("stopped_alive")["run_id"] == run
+
+
+def test_emergency_stop_with_a_run_alive(home: Path) -> None:
+    run = start("sleep", "900")
+    (home / "EMERGENCY_STOP").touch()
+    assert one("stopped_alive")["run_id"] == run
+    reconcile("--kill", check=0)
+    assert box_pids(run) == [] and (home / "EMERGENCY_STOP").exists()
+
+
+def test_expired_under_a_launcher_that_sleeps() -> None:
+    """By the clock that nobody sets: the record's monotonic time, not its date."""
+    run = start("sleep", "900", options=("--timeout", "3600"))
+    launcher = launcher_of(run)
+    os.kill(launcher, signal.SIGSTOP)
+    in_state(launcher, "T")
+    try:
+        edit_record(run, lambda lines: set_all(lines, ts="2020-01-01T00:00:00.000000Z"))
+        assert kinds() == []
+        edit_record(run, lambda lines: set_all(lines, timeout=0.5, mono=max(0.001, lines[-1]["mono"] - 30)))
+        assert one("expired")["run_id"] == run
+        reconcile("--kill", check=0)
+        assert box_pids(run) == []
+    finally:
+        if Identity.of(launcher):
+            os.kill(launcher, signal.SIGCONT)
+    wait_for(lambda: not is_alive(launcher))
+
+
+def set_all(lines: list[dict[str, Any]], **fields: Any) -> None:
+    """The same fields in each record."""
+    for line in lines:
+        line.update(fields)
+
+
+def test_time_out_of_a_run_that_is_within_it() -> None:
+    start("sleep", "900", options=("--timeout", "3600"))
+    assert_clean()
+
+
+def test_stalled_beyond_twice_the_allowance() -> None:
+    run = start("sleep", "900")
+    beat = run_dir(run) / "beat" / "main"
+    beat.touch()
+
+    def allow(seconds: float) -> None:
+        edit_record(run, lambda lines: set_all(lines, allowance=seconds))
+
+    allow(30)
+    assert_clean()
+    os.utime(beat, (time.time() - 55, time.time() - 55))
+    assert_clean()
+    os.utime(beat, (time.time() - 65, time.time() - 65))
+    found = one("stalled")
+    assert (found["run_id"], found["task_id"]) == (run, "main")
+    assert reconcile("--kill", check=1)["ended"] == []
+    assert len(box_pids(run)) == 1
+
+
+@pytest.mark.parametrize("gone", ["deleted", "renamed", "directory deleted"])
+def test_record_gone_under_a_live_run(gone: str, tmp_path: Path) -> None:
+    """It is found, left alone by --kill, and can be killed by the id that is shown."""
+    run = start("sleep", "900")
+    (pid,) = box_pids(run)
+    manifest = run_dir(run) / "manifest.jsonl"
+    if gone == "deleted":
+        manifest.unlink()
+    elif gone == "renamed":
+        manifest.rename(manifest.with_suffix(".old"))
+    else:
+        run_dir(run).rename(tmp_path / "elsewhere")
+    found = one("unknown_box")
+    assert found["run_id"] == run
+    reconcile("--kill", check=1)
+    assert is_alive(pid)
+    agentbox(*found["command"].split()[1:])
+    assert not is_alive(pid)
+
+
+def test_box_of_a_task_that_no_record_knows() -> None:
+    run = start("sleep", "900")
+    box = box_of(run).parent / "stranger"
+    box.mkdir()
+    process = subprocess.Popen(["sleep", "900"])
+    (box / "cgroup.procs").write_text(str(process.pid))
+    try:
+        found = one("unknown_box")
+        assert (found["run_id"], found["task_id"]) == (run, "stranger")
+        assert reconcile("--kill", check=1)["ended"] == []
+    finally:
+        end(process)
+
+
+def test_unmarked_box_is_nobodys(free_cgroup: Path) -> None:
+    """In our parent, without a mark and without a record: shown with the command of the kernel, never ended."""
+    box = free_cgroup / "agentbox" / "handmade" / "x"
+    box.mkdir(parents=True)
+    process = subprocess.Popen(["sleep", "900"])
+    try:
+        (box / "cgroup.procs").write_text(str(process.pid))
+        found = one("unknown_box")
+        assert found["severity"] == "info"
+        assert found["command"] == f"echo 1 > {box.parent}/cgroup.kill"
+        reconcile("--kill", check=1)
+        assert is_alive(process.pid)
+    finally:
+        end(process)
+
+
+def test_another_home_is_another_world(home: Path, tmp_path: Path) -> None:
+    """Its orphans are neither shown nor touched, whatever their state."""
+    other = tmp_path / "other"
+    run = agentbox("run", "-d", "--", "sleep", "900", home=other, check=0).stdout.strip()
+    try:
+        (task,) = json.loads(agentbox("inspect", run, home=other, check=0).stdout)["task_list"]
+        os.kill(task["launcher"]["pid"], signal.SIGKILL)
+        wait_for(lambda: not is_alive(task["launcher"]["pid"]))
+        assert kinds("--kill", check=0) == []
+        assert is_alive(task["pid"])
+        assert kinds(home=other) == ["orphan"]
+    finally:
+        agentbox("kill", run, home=other, check=0)
+
+
+def test_leftover_cgroup_is_removed_only_when_empty(free_cgroup: Path, home: Path) -> None:
+    ended(start("true"))
+    parent = free_cgroup / "agentbox" / "r-old"
+    (parent / "main").mkdir(parents=True)
+    os.setxattr(parent, HOME_XATTR, os.fsencode(home))
+    assert one("leftover_cgroup")["evidence"]["path"] == str(parent)
+    reconcile("--kill", check=0)
+    assert not parent.exists()
+    assert_clean()
+
+
+def test_two_live_boxes_with_one_task_id(free_cgroup: Path, home: Path) -> None:
+    run = start("sleep", "900")
+    twin = free_cgroup / "agentbox" / run
+    (twin / "main").mkdir(parents=True)
+    os.setxattr(twin, HOME_XATTR, os.fsencode(home))
+    process = subprocess.Popen(["sleep", "900"])
+    try:
+        assert kinds() == []
+        (twin / "main" / "cgroup.procs").write_text(str(process.pid))
+        found = one("duplicate_task")
+        assert (found["task_id"], len(found["evidence"]["pids"])) == ("main", 2)
+        reconcile("--kill", check=1)
+        assert is_alive(process.pid)
+    finally:
+        end(process)
+
+
+def test_bad_record_does_not_hide_what_else_there_is() -> None:
+    run = orphan()
+    with open(run_dir(run) / "manifest.jsonl", "a") as file:
+        file.write("{nonsense\n")
+    assert kinds() == ["bad_record", "orphan"]
+    bad = next(found for found in findings() if found["kind"] == "bad_record")
+    assert bad["evidence"]["lines"][0]["offset"] > 0
+    assert kinds("--kill", check=1) == ["bad_record", "orphan"]
+    assert kinds() == ["bad_record"]
+
+
+def test_torn_tail_is_told() -> None:
+    run = start("sleep", "900")
+    with open(run_dir(run) / "manifest.jsonl", "a") as file:
+        file.write('{"v":1,"ts":"20')
+    assert kinds() == ["bad_record"]
+
+
+def test_table_for_people() -> None:
+    run = orphan()
+    text = agentbox("reconcile", check=1).stdout
+    assert text.splitlines()[0].split()[:4] == ["SEVERITY", "KIND", "RUN", "TASK"]
+    assert run in text and f"agentbox kill {run}" in text
+
+
+def test_no_home_yet_is_clean() -> None:
+    assert_clean()
