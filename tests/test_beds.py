@@ -117,9 +117,9 @@ def command_line(process: Path) -> bytes:
 @pytest.mark.full("boots two more machines")
 def test_disk_of_a_vm_lasts_over_a_power_cut() -> None:
     with Vm() as vm:
-        first = vm.boot("echo kept > /root/kept; sync; echo READY; sleep 900\n", cut_on="READY")
+        first = vm.boot("echo kept > /var/kept; sync; echo READY; sleep 900\n", cut_on="READY")
         assert first.cut
-        assert vm.boot("cat /root/kept\n").text == "kept\n"
+        assert vm.boot("cat /var/kept\n").text == "kept\n"
 
 
 def faulty(tmp_path: Path, *args: str, ci: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from sandbox.cli import (
     checkpoint,
     doctor,
     estop,
+    hooks,
     inspect,
     install_units,
     kill,
@@ -91,6 +92,7 @@ app.command("reconcile", help="Find what is alive and should not be.")(reconcile
 app.command("prune", help="Remove what ended runs left behind.")(prune.prune)
 app.command("watch", help="Enforce an emergency stop made by hand, and orders written by hand.")(watch.watch)
 app.command("install-units", help="Write systemd units, or print crontab lines.")(install_units.install_units)
+app.add_typer(hooks.app, name="hooks")
 app.command("doctor", help="Try every backend, and say how to repair what does not work.")(doctor.doctor)
 
 

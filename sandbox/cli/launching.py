@@ -11,6 +11,7 @@ from sandbox.boxes.base import Backend, Limits
 from sandbox.cli import values
 from sandbox.cli.arguments import Parser, Value, output, split_command
 from sandbox.errors import USAGE, AgentboxError, ReaderGone
+from sandbox.harness import BY_COMMAND_LINE
 from sandbox.launch.detached import launch_detached
 from sandbox.launch.finish import warn
 from sandbox.launch.run import launch
@@ -55,6 +56,7 @@ def add_options(parser: Parser) -> None:
     add("--worktree", action="store_true", help="give the task a git worktree of its own, at ../wt-RUN-TASK")
     add("--base", metavar="REF", help="where its branch agent/RUN/TASK starts (default: HEAD)")
     add("--on-exit", choices=["kill", "leave"], default="kill", help="what is left when the command ends")
+    add("--no-hooks", action="store_true", help="add no hooks to the command line of omp, claude or codex")
     add = parser.add_argument_group("containers (with --image)").add_argument
     add("--mount", action="append", default=[], metavar="SPEC", help="as docker's --mount (repeatable)")
     add("--network", metavar="N", help="none, bridge, host or a network's name")
@@ -94,10 +96,11 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def spec_of(given: argparse.Namespace, run_id: str, task_id: str, *, new_run: bool) -> LaunchSpec:
+    argv, harness = _with_hooks(given)
     return LaunchSpec(
         run_id=run_id,
         task_id=task_id,
-        argv=[os.fsencode(word) for word in given.command],
+        argv=argv,
         new_run=new_run,
         backend=given.backend,
         image=given.image,
@@ -111,7 +114,21 @@ def spec_of(given: argparse.Namespace, run_id: str, task_id: str, *, new_run: bo
         container=_container(given) if given.image else {},
         worktree=given.worktree,
         base=given.base,
+        harness=harness,
     )
+
+
+def _with_hooks(given: argparse.Namespace) -> tuple[list[bytes], str | None]:
+    """The command line, and the harness whose hooks were added to it; an image may not have what they call."""
+    argv = [os.fsencode(word) for word in given.command]
+    if given.no_hooks or given.image or os.path.basename(argv[0]) not in BY_COMMAND_LINE:
+        return argv, None
+    from sandbox.harness.adapters import on_command_line
+
+    argv, harness, why_not = on_command_line(argv)
+    if why_not:
+        warn(f"{why_not}: a pause or a redirect will not reach it; see `agentbox hooks`")
+    return argv, harness
 
 
 def _container(given: argparse.Namespace) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def kill(target: Target, stop: Stop, seconds: float = KILL_SECONDS) -> Stop:
             break
         if stop.proof == "unknown":
             time.sleep(0.1)  # an engine that can't be asked is asked again, but not in a storm
-    stop.warnings += target.unreachable
+    stop.warnings += [*target.unreachable, *(line for one in target.backends for line in getattr(one, "notes", ()))]
     if target.unreachable and stop.proof == "empty":
         stop.proof = "unknown"
     if stop.proof == "empty":
@@ -136,10 +136,10 @@ def photograph(found: Found, stop: Stop) -> None:
     """Add who lives now to the processes that the stop has met, and their number to its last rung."""
     known = {(m.pid, m.start_ticks) for m in stop.processes}
     seen = [backend.members(box, PHOTOGRAPH_SECONDS) for backend, box in found]
-    for member in (m for members in seen for m in members or []):
-        if (member.pid, member.start_ticks) not in known:
-            stop.processes.append(member)
-    stop.rungs[-1].processes = None if None in seen else sum(len(members or []) for members in seen)
+    # Once each: a container's cgroup is seen as a cgroup and through its engine.
+    now_there = {(m.pid, m.start_ticks): m for members in seen for m in members or []}
+    stop.processes += [member for key, member in now_there.items() if key not in known]
+    stop.rungs[-1].processes = None if None in seen else len(now_there)
 
 
 def _kill_all(found: Found, deadline: float) -> Proof:

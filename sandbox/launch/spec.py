@@ -22,7 +22,7 @@ class LaunchSpec:
 
     `new_run`: make the run, whose main task this is; otherwise the task joins it. `on_exit`: `kill` ends what
     is left when the command has ended, `leave` keeps it. `worktree`: the task gets one of its own, from `base`
-    (None: HEAD); `tree` is where, once that is known.
+    (None: HEAD); `tree` is where, once that is known. `harness`: whose hooks are on the command line.
     """
 
     run_id: str
@@ -42,6 +42,7 @@ class LaunchSpec:
     worktree: bool = False
     base: str | None = None
     tree: Plan | None = None
+    harness: str | None = None
 
     @property
     def name(self) -> str:

@@ -139,7 +139,7 @@ def _record_started(writer: Writer, spec: LaunchSpec, box: Box, child: Child) ->
         branch=spec.tree.branch if spec.tree else None,
         worktree=spec.tree.path if spec.tree else None,
         started_at=now(),
-        harness=None,
+        harness=spec.harness,
         argv=spec.shown_argv,
         launcher=_own_identity(),
         detached=spec.detach,

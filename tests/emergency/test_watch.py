@@ -91,29 +91,46 @@ def test_the_estop_of_a_person_beside_it(fleet: Fleet, tmp_path: Path) -> None:
         fleet.stopped()
 
 
-def test_the_file_at_any_moment_of_a_start(fleet: Fleet, tmp_path: Path, bystander: Bystander) -> None:
-    """0 to 20 ms around the start, and around the spawn of a further task: nothing is alive at the end."""
+PHASES = ("run.created", "task.intent", "box", "member", "task.started")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_file_at_any_moment_of_a_start(fleet: Fleet, tmp_path: Path, phase: str, bystander: Bystander) -> None:
+    """From 0 to 20 ms after each step of a start: nothing is alive at the end, and nothing can come."""
     path = fleet.home / "EMERGENCY_STOP"
     with watching(fleet.home, tmp_path):
-        for number in range(20):
+        for delay in (0, 1, 2, 5, 10, 20):
             run = new_id()
-            argv = agentbox_argv("run", "-d", "--run-id", run, "--backend", "cgroup", "--", "sh", "-c", AGENT)
-            starting = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            wait_for(lambda run=run: (fleet.home / "runs" / run).exists() or starting.poll() is not None)  # type: ignore[misc]  # noqa: B023
-            threading.Event().wait(number / 1000)
+            starting = _start(run)
+            wait_for(lambda run=run, one=starting: _has_come(fleet, run, phase) or one.poll() is not None)  # type: ignore[misc]
+            threading.Event().wait(delay / 1000)
             path.touch()
-            assert starting.wait(60) in (0, 75), starting.stderr and starting.stderr.read()
-            wait_for(lambda run=run: not _populated(fleet.home, run), what="nothing alive")  # type: ignore[misc]
-            for record in fleet.records(run, "task.started"):
-                assert not space.is_alive(record["pid"])
+            assert starting.wait(60) in (0, 75)
+            wait_for(lambda run=run: _recorded_end(fleet, run), 30, "the launcher is through")  # type: ignore[misc]
+            assert not space.populated(_parent(run))
+            assert not any(space.is_alive(record["pid"]) for record in fleet.records(run, "task.started"))
+            agentbox("spawn", run, "--", "true", check=75)
             path.unlink()
-            wait_for(lambda run=run: _recorded_end(fleet, run), what="the launcher is through")  # type: ignore[misc]
 
 
-def _populated(home: Path, run: str) -> bool:
+def _start(run: str) -> subprocess.Popen[bytes]:
+    argv = agentbox_argv("run", "-d", "--run-id", run, "--backend", "cgroup", "--", "sh", "-c", AGENT)
+    return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _has_come(fleet: Fleet, run: str, phase: str) -> bool:
+    if phase in ("box", "member"):
+        return (_parent(run) / "main").exists() and (phase == "box" or space.populated(_parent(run)))
+    try:
+        return bool(fleet.records(run, phase))
+    except (OSError, ValueError):
+        return False
+
+
+def _parent(run: str) -> Path:
     mount = space.cgroup2_mount()
     assert mount is not None
-    return space.populated(mount / "agentbox" / run)
+    return mount / "agentbox" / run
 
 
 def _recorded_end(fleet: Fleet, run: str) -> bool:
