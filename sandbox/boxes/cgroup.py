@@ -23,6 +23,7 @@ from sandbox.kernel.procfs import Member, photograph
 from sandbox.kernel.spawn import Child, ChildFailed, spawn
 
 READY_SECONDS = 30.0
+DENIED = (errno.EACCES, errno.EPERM)
 HOME_XATTR = "user.agentbox.home"
 """On a run's parent: which AGENTBOX_HOME made it (xattr(7); cgroupfs keeps user attributes since Linux 5.7)."""
 
@@ -98,7 +99,7 @@ class CgroupBackend:
         own = own_box()
         if own and not f"{parent.path}/".startswith(f"{own.parents[-1]}/"):
             raise AgentboxError(
-                f"run {spec.run_id} is not part of run {own.run_id}, in which this is: a stop of that would miss it",
+                f"this is inside of run {own.run_id}, and run {spec.run_id} is not: a stop would miss it",
                 fix="start it from outside",
             )
         return parent
@@ -134,7 +135,8 @@ class CgroupBackend:
             self._check_inside(child, group)
         except ChildFailed as error:
             child.abandon()
-            raise AgentboxError(f"the child could not {error}") from None
+            fix = "start it from inside of the run (cgroups(7), delegation)" if error.error in DENIED else ""
+            raise AgentboxError(f"the child could not {error}", fix=fix) from None
         except BaseException:
             child.abandon()
             raise

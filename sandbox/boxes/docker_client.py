@@ -361,6 +361,7 @@ def explain(error: Rejected, spec: BoxSpec) -> AgentboxError:
     said = " ".join(error.said.split())
     image = spec.container.get("image")
     hints = (
+        ("container-init", "install catatonit, the init that Podman takes"),
         ("No such image", f"docker pull {image}, or build it first"),
         ("bind source path does not exist", "the path must exist where the engine runs; see --mount"),
         ("invalid mount", "see --mount"),

@@ -43,9 +43,10 @@ def choose(name: str, home: str, image: str | None = None, joins: str | None = N
     own = own_box()
     if own and own.run_id != joins and name in ("auto", "systemd") and not image:
         if name == "systemd":
+            outside = f"run {joins}" if joins else "a scope"
             raise Unavailable(
-                f"this is inside of run {own.run_id}, and a scope would leave its box",
-                fix="use --backend cgroup",
+                f"this is inside of run {own.run_id}, and {outside} is not: a stop would miss it",
+                fix="start it from outside" if joins else "use --backend cgroup",
             )
         return backend("cgroup", home)
     if name != "auto":

@@ -20,7 +20,8 @@ app = typer.Typer(help="Show, install or remove the hooks of omp, claude, codex 
 
 Harness = Annotated[str, typer.Argument(metavar="HARNESS", help="omp, claude, codex or cursor")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Removed = "remove"
+
+REMOVE = "remove"
 
 
 @app.command("show")
@@ -44,7 +45,7 @@ def install(harness: Harness, yes: Yes = False) -> None:
 @app.command("remove")
 def remove(harness: Harness, yes: Yes = False) -> None:
     """Take the hooks out again, and nothing else: shows what would change, and asks."""
-    _change(_adapter(harness), Removed, yes)
+    _change(_adapter(harness), REMOVE, yes)
 
 
 def _adapter(name: str) -> Adapter:
@@ -82,21 +83,20 @@ def _wanted(adapter: Adapter, verb: str, path: str, before: str | None) -> str |
     if not adapter.merged:
         if before is not None and not before.startswith("// agentbox's gate"):
             raise AgentboxError(f"{path} exists and is not agentbox's", fix="move it away", code=AGENTBOX_FAILED)
-        return None if verb == Removed else adapter.text()
-    if before is None and verb == Removed:
+        return None if verb == REMOVE else adapter.text()
+    if before is None and verb == REMOVE:
         return None
     theirs = _parsed(path, before or "{}")
     try:
-        after = without(theirs) if verb == Removed else merged(adapter, without(theirs))
+        after = without(theirs) if verb == REMOVE else merged(adapter, theirs)
     except ValueError as error:
         raise AgentboxError(f"{path}: {error}", fix=f"put `agentbox hooks show {adapter.name}` in by hand") from None
     if after == theirs:
         return before
-    if verb == Removed and not set(after) - {"version"}:
+    if verb == REMOVE and not set(after) - {"version"}:
         return None  # nobody's but ours
-    return json.dumps(after, indent=_indent(before), ensure_ascii=False) + (
-        "" if before and before[-1:] != "\n" else "\n"
-    )
+    end = "" if before and not before.endswith("\n") else "\n"
+    return json.dumps(after, indent=_indent(before), ensure_ascii=False) + end
 
 
 def _parsed(path: str, text: str) -> dict[str, Any]:

@@ -125,9 +125,9 @@ def _with_hooks(given: argparse.Namespace) -> tuple[list[bytes], str | None]:
         return argv, None
     from sandbox.harness.adapters import on_command_line
 
-    argv, harness, why_not = on_command_line(argv)
-    if why_not:
-        warn(f"{why_not}: a pause or a redirect will not reach it; see `agentbox hooks`")
+    argv, harness, note = on_command_line(argv)
+    if note:
+        warn(note)
     return argv, harness
 
 

@@ -47,8 +47,7 @@ def reconcile(
     home = Home.locate()
     given = _Given(kill, as_json, _selected(home, run), metrics_file)
     first = look(home, given.run_id)
-    done = end_findings(home, first, given.run_id) if kill else []
-    last = look(home, given.run_id) if done else first
+    done, last = end_findings(home, first, given.run_id) if kill else ([], first)
     _print(given, first, done)
     _log(first, done)
     if given.metrics:

@@ -76,7 +76,8 @@ def log_to_stderr() -> None:
 
     def line(record: Record) -> str:
         if os.environ.get("JOURNAL_STREAM"):
-            return f"<{_PRIORITY.get(record['level'].name, 6)}>{{message}}\n"
+            # loguru takes an unescaped <...> for a colour
+            return f"\\<{_PRIORITY.get(record['level'].name, 6)}>{{message}}\n"
         return "{time:YYYY-MM-DDTHH:mm:ss.SSSSSSZ} {level: <7} {message}\n"
 
     logger.remove()

@@ -7,7 +7,10 @@ import socket
 
 
 def notify(text: str) -> bool:
-    """Send `READY=1`, `STATUS=...` and the like, newline-separated; False where there is nobody to tell."""
+    """Send `READY=1`, `STATUS=...` and the like, newline-separated; False where there is nobody to tell.
+
+    Never waits: a manager that does not read must not hold up a stop.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -15,6 +18,7 @@ def notify(text: str) -> bool:
         address = "\0" + address[1:]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)
             sender.sendto(text.encode("utf-8", "replace"), address)
     except OSError:
         return False

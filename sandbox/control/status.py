@@ -113,7 +113,7 @@ def judge(home: Home, s: Status) -> tuple[str, str]:
         return "unknown", "could not ask whether it is alive"
     if s.proof == "alive":
         return _alive_state(s, main)
-    if s.run.created_at is None and not s.run.tasks:
+    if s.run.created_at is None and not s.run.tasks and not s.run.receipts:
         return "unknown", "there is no readable record"
     return _empty_state(home, s, main)
 

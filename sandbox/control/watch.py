@@ -91,6 +91,7 @@ class Watch:
         codes = []
         standing = emergency_file.look(self.home)
         if standing.on:
+            self.on = True  # not news, then: cron asks every minute, and what is printed there is mail
             codes.append(self._enforce(standing).code)
         for key in sorted(all_orders(self.home), key=str):
             codes += [_code(stop) for stop in self._carry_out(key)] if self._is_new(key) else []

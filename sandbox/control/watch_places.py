@@ -123,10 +123,12 @@ class Places:
 
     def news(self) -> set[Key]:
         """What the events since the last call say was written; directories that came are watched from now on."""
+        events = self._inotify.read() if self._inotify else []
+        lost = inotify.GONE | inotify.Q_OVERFLOW
+        if any(event.mask & lost and not self._of_a_run(event.path) for event in events):
+            return self.sync()
         found: set[Key] = set()
-        for event in self._inotify.read() if self._inotify else ():
-            if event.mask & (inotify.GONE | inotify.Q_OVERFLOW) and not self._of_a_run(event.path):
-                return found | self.sync()
+        for event in events:
             found |= self._mean(event)
         return found
 

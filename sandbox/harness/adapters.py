@@ -76,7 +76,7 @@ def _filled(value: Any) -> Any:
 def on_command_line(argv: Sequence[bytes]) -> tuple[list[bytes], str | None, str]:
     """What to start instead of `argv`: with the adapter added if it is a harness that takes one there.
 
-    Returns the command line, the harness's name (None: nothing added), and why nothing could be added, or "".
+    Returns the command line, the harness's name (None: nothing added), and what a person should know, or "".
     A command of the harness that starts no agent is left as it is.
     """
     name = os.fsdecode(os.path.basename(argv[0]))
@@ -87,14 +87,14 @@ def on_command_line(argv: Sequence[bytes]) -> tuple[list[bytes], str | None, str
     elif name == "claude":
         added, apart = ["--settings", json.dumps(ADAPTERS["claude"].hooks())], "--settings"
     elif name == "codex":
-        return [argv[0], *map(os.fsencode, _codex_options()), *argv[1:]], name, ""
+        return [argv[0], *map(os.fsencode, _codex_options()), *argv[1:]], name, _codex_trust()
     else:
         return list(argv), None, ""
     at = 2 if name == "omp" and words[:1] in (["launch"], ["acp"]) else 1
     if at == 1 and words and re.fullmatch("[a-z][a-z0-9-]*", words[0]):
         return list(argv), None, ""  # a subcommand that starts no agent, such as `update`
     if apart in given:
-        return list(argv), None, f"{name}'s {apart} leaves no room for agentbox's hooks"
+        return list(argv), None, f"{name}'s {apart} leaves no room for agentbox's hooks: it will not pause at a boundary"
     return [*argv[:at], *map(os.fsencode, added), *argv[at:]], name, ""
 
 
@@ -104,6 +104,16 @@ def _codex_options() -> list[str]:
     for event, groups in ADAPTERS["codex"].hooks()["hooks"].items():
         options += ["-c", f"hooks.{event}={_toml(groups)}"]
     return options
+
+
+def _codex_trust() -> str:
+    """Codex skips a hook, without a word, until a person has said that they trust it; it keeps that by this key."""
+    try:
+        with open(f"{os.path.dirname(ADAPTERS['codex'].path(os.environ))}/config.toml", encoding="utf-8") as file:
+            known = "/<session-flags>/config.toml:pre_tool_use:" in file.read()
+    except (OSError, UnicodeDecodeError):
+        known = False
+    return "" if known else "codex skips agentbox's hooks until you trust them: say /hooks in codex, once"
 
 
 def _toml(value: Any) -> str:
@@ -117,15 +127,21 @@ def _toml(value: Any) -> str:
 
 def merged(adapter: Adapter, theirs: dict[str, Any]) -> dict[str, Any]:
     """The user's configuration with our hooks after their own, once; raises ValueError if it is not of that shape."""
-    result = without(theirs)
-    wanted = adapter.hooks()
-    for key, value in wanted.items():
-        if key != "hooks":
-            result.setdefault(key, value)
+    result, wanted = without(theirs), adapter.hooks()
+    if not result:
+        return wanted
     hooks = result.setdefault("hooks", {})
     for event, entries in wanted["hooks"].items():
-        hooks.setdefault(event, []).extend(entries)
-    return result
+        hooks[event] = [*hooks.get(event, []), *entries]
+    for key, value in wanted.items():
+        result.setdefault(key, value)
+    return theirs if _sorted(theirs) == _sorted(result) else result
+
+
+def _sorted(config: dict[str, Any]) -> dict[str, Any]:
+    """To compare: in which order hooks stand makes no difference, for they run at the same time."""
+    hooks = {event: sorted(map(json.dumps, entries)) for event, entries in config.get("hooks", {}).items()}
+    return {**config, "hooks": hooks}
 
 
 def without(theirs: dict[str, Any]) -> dict[str, Any]:
@@ -139,9 +155,7 @@ def without(theirs: dict[str, Any]) -> dict[str, Any]:
         if rest or not entries:
             kept[event] = rest
     result = {**theirs, "hooks": kept}
-    if not kept and theirs.get("hooks"):
-        del result["hooks"]
-    elif "hooks" not in theirs:
+    if "hooks" not in theirs or (hooks and not kept):
         del result["hooks"]
     return result
 

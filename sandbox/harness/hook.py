@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import sys
 from typing import Any
@@ -39,9 +40,9 @@ def main(argv: list[str], environ: dict[str, str]) -> int:
 
 def call_name(payload: dict[str, Any]) -> str:
     """`TOOL:ID`, the id shortened: calls under way at the same time are told apart by it."""
-    tool = "".join(c if c.isalnum() and c.isascii() or c in "._-" else "_" for c in str(payload.get("tool_name", "")))
-    number = "".join(c for c in str(payload.get("tool_use_id", "")) if c.isalnum() and c.isascii())
-    return f"{tool[:40] or '-'}:{number[-8:]}"
+    tool = re.sub(r"[^A-Za-z0-9._-]", "_", str(payload.get("tool_name", "")))[:40]
+    number = re.sub(r"[^A-Za-z0-9]", "", str(payload.get("tool_use_id", "")))[-8:]
+    return f"{tool or '-'}:{number}"
 
 
 def before(harness: str, name: str, environ: dict[str, str]) -> int:

@@ -161,6 +161,13 @@ def wall_start(start_ticks: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(_boot_time() + start_ticks // _TICKS))
 
 
+def started_at(start_ticks: int) -> float:
+    """A start in clock ticks since boot as seconds since the epoch, as exact as a tick: for comparisons."""
+    import time
+
+    return time.time() - _uptime() + start_ticks / _TICKS
+
+
 @lru_cache(maxsize=1)
 def _boot_time() -> int:
     """The `btime` of /proc/stat: the same at each reading, which now minus the uptime is not."""

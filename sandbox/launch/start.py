@@ -164,7 +164,8 @@ def _undo(
     if box is not None:
         backend.kill(box, time.monotonic() + UNDO_SECONDS)
         backend.destroy(box)
-    if spec.new_run:
+    if spec.new_run or orders.read_order(run.control).word == "STOP":
+        # The main task's launcher may have removed them already, and this start has made them anew.
         _remove_parents(backend, spec.run_id)
     if tree_made:
         from sandbox.launch import worktree

@@ -124,22 +124,28 @@ class RunDir:
         return self._of_task("out", task_id, ".log")
 
     def create(self) -> RunDir:
-        """Make the run's directories, 0700; AgentboxError if the id is taken or the disk refuses."""
-        made: list[str] = []
+        """Make the run's directories, 0700; AgentboxError if the id is taken or the disk refuses.
+
+        They appear at once: nobody finds a run that can't be given a stop order yet.
+        """
+        top = os.path.dirname(self.path)
+        new = os.path.join(top, f".{self.run_id}.{os.urandom(4).hex()}")
         try:
-            _make(self.path, made)
-            for part in _PARTS:
-                _make(os.path.join(self.path, part), made)
-            fsync_directory(os.path.dirname(self.path))
-        except FileExistsError as error:
-            raise AgentboxError(
-                f"run id {self.run_id} is taken: {self.path} exists", fix="choose another --run-id"
-            ) from error
+            if os.path.lexists(self.path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            for part in ("", *_PARTS):
+                _make(os.path.join(new, part).rstrip("/"))
+            os.rename(new, self.path)
+            fsync_directory(top)
         except OSError as error:
             # A half-made run would keep its id for good.
-            for path in reversed(made):
+            for part in (*reversed(_PARTS), ""):
                 with suppress(OSError):
-                    os.rmdir(path)
+                    os.rmdir(os.path.join(new, part))
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                raise AgentboxError(
+                    f"run id {self.run_id} is taken: {self.path} exists", fix="choose another --run-id"
+                ) from error
             raise _unusable(self.path, error) from error
         return self
 
@@ -171,16 +177,15 @@ def _user_home(env: Mapping[str, str]) -> str:
         ) from None
 
 
-def _make(path: str, made: list[str]) -> None:
+def _make(path: str) -> None:
     os.mkdir(path, 0o700)
-    made.append(path)
     os.chmod(path, 0o700)  # the umask may have taken the owner's own bits
 
 
 def _private_directory(path: str) -> None:
     """Make `path` unless it is a directory already, whose mode is its owner's affair."""
     try:
-        _make(path, [])
+        _make(path)
     except OSError as error:
         # mkdir(2) may say EROFS or EACCES before it looks whether the name exists.
         try:

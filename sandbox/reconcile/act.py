@@ -27,6 +27,8 @@ from sandbox.reconcile.look import Look, look, recheck
 
 TERM_SECONDS = 2.0
 KILL_SECONDS = 5.0
+ROUNDS = 3
+"""What is ended may leave an empty cgroup, and that is a finding of its own."""
 
 
 @dataclass
@@ -42,12 +44,27 @@ class Done:
         return {"kind": one.kind, "run_id": one.run_id, "task_id": one.task_id, "ok": self.ok, "what": self.what}
 
 
-def end_findings(home: Home, first: Look, only: str | None = None) -> list[Done]:
-    """Act on what the first look found and a second, whole look finds again. Raises nothing."""
-    if not any(one.remedy for one in first.findings):
+def end_findings(home: Home, seen: Look, only: str | None = None) -> tuple[list[Done], Look]:
+    """Act on what two whole looks find, and once more on what that left; what was done, and the last look.
+
+    Raises nothing.
+    """
+    done: list[Done] = []
+    for _ in range(ROUNDS):
+        tried = {one.finding.identity for one in done}
+        fresh = _one_round(home, [one for one in seen.findings if one.remedy and one.identity not in tried], only)
+        if not fresh:
+            break
+        done += fresh
+        seen = look(home, only)
+    return done, seen
+
+
+def _one_round(home: Home, first: list[Finding], only: str | None) -> list[Done]:
+    if not first:
         return []
     second = look(home, only)
-    before = {one.identity for one in first.findings if one.remedy}
+    before = {one.identity for one in first}
     twice = [one for one in second.findings if one.remedy and one.identity in before]
     done: list[Done] = []
     for one in sorted(twice, key=_order):

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sandbox.kernel.mounts import cgroup_of
-from sandbox.kernel.procfs import Member, Stat, read_bytes, wall_start
+from sandbox.kernel.procfs import Member, Stat, read_bytes, started_at
 from sandbox.kernel.scan import Table, cmdline, folder_of
 from sandbox.manifest.home import Home
 from sandbox.reconcile.records import Recorded, read_run
@@ -32,6 +32,8 @@ from sandbox.reconcile.strays import Finder, Stray
 
 REMEMBERED = 86400.0
 """Seconds after its end for which a run is still held to account for what came out of a door."""
+CLOCK = 0.1
+"""Seconds by which two readings of one moment may differ: files tell coarser times than records."""
 DEEPENED = 200
 """At most so many runs that ended lately are read whole for it."""
 TEXT_BYTES = 1 << 18
@@ -55,8 +57,7 @@ class Life:
     folder: str | None
 
     def covers(self, when: float) -> bool:
-        # Processes tell whole seconds.
-        return self.begin - 1 <= when <= self.end + 1
+        return self.begin - CLOCK <= when <= self.end + CLOCK
 
 
 class Doorways:
@@ -112,7 +113,7 @@ class Doorways:
                 continue
             folder = folder_of(pid)
             for one in self.lives():
-                if one.covers(_started(stat)) and _within(folder, one.folder):
+                if one.covers(started_at(stat.start_ticks)) and _within(folder, one.folder):
                     told = {
                         "door": f"started by {door} (pid {stat.ppid}) while the run was alive",
                         "cwd": f"{folder} is in the run's working directory",
@@ -198,10 +199,6 @@ def _marked_run(text: str, home: str) -> str:
 
 def _is_manager(parent: Stat | None, stat: Stat) -> bool:
     return stat.ppid == 1 or (parent is not None and parent.comm == "systemd")
-
-
-def _started(stat: Stat) -> float:
-    return moment(wall_start(stat.start_ticks)) or 0.0
 
 
 def _within(folder: str | None, of: str | None) -> bool:

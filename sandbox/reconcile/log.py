@@ -39,7 +39,8 @@ def logger() -> Logger:
 
 
 def _for_journal(record: Record) -> str:
-    return f"<{_PRIORITY.get(record['level'].name, 6)}>{{message}}\n"
+    # The backslash keeps loguru from reading the priority as the name of a colour.
+    return f"\\<{_PRIORITY.get(record['level'].name, 6)}>{{message}}\n"
 
 
 def _for_people(record: Record) -> str:

@@ -53,10 +53,15 @@ def words(raw: bytes) -> list[str]:
 
 def program(argv: Sequence[str]) -> str:
     """The word that says what really runs: a path, a package, a module or an image; "" if there is none."""
+    return (_program(argv) or [""])[0]
+
+
+def _program(argv: Sequence[str]) -> list[str]:
+    """That word and its arguments."""
     rest = list(argv)
     for _ in range(8):
         if not rest:
-            return ""
+            return []
         name = os.path.basename(rest[0])
         if _SHELL.fullmatch(name):
             rest = _shell_command(rest[1:])
@@ -71,8 +76,8 @@ def program(argv: Sequence[str]) -> str:
         elif _INTERPRETER.fullmatch(name):
             return _script(rest[1:])
         else:
-            return rest[0]
-    return ""
+            return rest
+    return []
 
 
 def looks_like_server(argv: Sequence[str]) -> str:
@@ -96,12 +101,12 @@ def looks_like_server(argv: Sequence[str]) -> str:
 
 def recognise(argv: Sequence[str], cwd: str | None, configured: Iterable[Configured]) -> Recognised | None:
     """By configuration first, for its name is the one that a person knows; then by shape."""
-    target = program(argv)
+    target, *arguments = _program(argv) or [""]
     if not target:
         return None
-    for one in configured:
-        if _same(argv, target, cwd, one):
-            return Recognised(one.name, one.source, one.harness)
+    same = [one for one in configured if _same(argv, target, cwd, one)]
+    for one in sorted(same, key=lambda found: _program(found.argv)[1:] != arguments):
+        return Recognised(one.name, one.source, one.harness)
     name = looks_like_server(argv)
     return Recognised(name, "command shape") if name else None
 
@@ -185,16 +190,14 @@ def _after_options(rest: list[str]) -> list[str]:
     return rest[at:]
 
 
-def _script(rest: list[str]) -> str:
+def _script(rest: list[str]) -> list[str]:
     at = 0
     while at < len(rest) and rest[at].startswith("-"):
-        if rest[at] == "-m":
-            return rest[at + 1] if at + 1 < len(rest) else ""
+        if rest[at] in ("-m", "-jar"):
+            return rest[at + 1 :]
         if rest[at] in ("-c", "-e", "--eval", "-p", "--print", "-"):
-            return ""
-        if rest[at] == "-jar":
-            return rest[at + 1] if at + 1 < len(rest) else ""
+            return []
         at += 2 if rest[at] in _TAKES_VALUE else 1
     if at < len(rest) and rest[at] == "run":
         at += 1
-    return rest[at] if at < len(rest) else ""
+    return rest[at:]

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from sandbox.control import orders
 from sandbox.errors import AgentboxError
 from sandbox.kernel.identity import Identity, boot_id
-from sandbox.kernel.procfs import read_stat, wall_start
+from sandbox.kernel.procfs import read_stat, started_at
 from sandbox.kernel.scan import pid_namespace
 from sandbox.manifest.home import Home
 from sandbox.reconcile.boxes import SeenBox, look_again, read_boxes
@@ -258,9 +258,9 @@ def _asker_alive(order: orders.Order) -> bool | None:
     identity = Identity.of(pid)
     if identity is None:
         return False if Identity(boot_id(), pid, 0).alive() is False else None
-    began, ordered = moment(wall_start(identity.start_ticks)), moment(order.at)
+    ordered = moment(order.at)
     # A process that began after the order is another that got its number.
-    return None if began is None or ordered is None else began <= ordered + 1
+    return None if ordered is None else started_at(identity.start_ticks) <= ordered + 1
 
 
 def _mtime(path: str) -> float | None:

@@ -55,8 +55,8 @@ class Engine:
         try:
             link.sock.connect(str(self.path))
             link.request(method, url, body, {"Content-Type": "application/x-tar"} if body else {})
-            answer = link.getresponse()
-            text = answer.read().decode()
+            with link.getresponse() as answer:
+                text = answer.read().decode()
         finally:
             link.close()
         if answer.status >= 400:

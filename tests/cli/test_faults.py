@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.mounts import mount, own_mounts
 from tests.cli.runs import Done, gone, inspect, one_line, pids_of, records, run_dir, start, wait_pids
 from tests.support import agentbox, agentbox_argv, agentbox_env, is_alive, wait_for
 
@@ -61,9 +62,9 @@ class TestFullDisk:
     def disk(self, home: Path) -> Iterator[None]:
         """The home is a file system of 256 KiB."""
         home.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "none", str(home)], check=True)
-        yield
-        subprocess.run(["umount", "-l", str(home)], check=True)
+        with own_mounts():
+            mount("none", home, "tmpfs", options="size=256k,mode=700")
+            yield
 
     @staticmethod
     def fill(home: Path) -> None:

@@ -113,8 +113,8 @@ class Watcher:
 
 
 @contextlib.contextmanager
-def watching(home: Path, tmp_path: Path, *options: str, ready: bool = True, **env: str) -> Iterator[Watcher]:
-    """A watch that is ready, ended by SIGTERM; it must end cleanly."""
+def watching(home: Path, tmp_path: Path, *options: str, prefix: Sequence[str] = (), **env: str) -> Iterator[Watcher]:
+    """A watch that is ready, ended by SIGTERM; it must end cleanly. `prefix`: a command that execs it."""
     name = f"w{uuid.uuid4().hex[:6]}"
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(tmp_path / name))
@@ -122,18 +122,21 @@ def watching(home: Path, tmp_path: Path, *options: str, ready: bool = True, **en
     log = tmp_path / f"{name}.log"
     with open(log, "wb") as out:
         process = subprocess.Popen(
-            agentbox_argv("watch", *options),
-            env=agentbox_env(home, NOTIFY_SOCKET=str(tmp_path / name), **env),
+            [*prefix, *agentbox_argv("watch", *options)],
+            env=agentbox_env(home, NOTIFY_SOCKET=str(tmp_path / name), PYTHONFAULTHANDLER="1", **env),
             stdout=out,
             stderr=out,
         )
     watcher = Watcher(process, manager, log)
     try:
-        if ready:
-            wait_for(lambda: watcher.told("READY=1") or process.poll() is not None, 30, "the watch is ready")
+        wait_for(lambda: watcher.told("READY=1") or process.poll() is not None, 30, "the watch is ready")
         yield watcher
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, log.read_text()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        if process.poll() is None:
+            process.send_signal(signal.SIGABRT)  # its threads' stacks go to the log
+        assert process.wait() == 0, log.read_text()
     finally:
         process.kill()
         process.wait()

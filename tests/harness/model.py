@@ -1,27 +1,30 @@
 """A model that follows a script: an OpenAI-compatible chat-completions server at a loopback address.
 
-Each conversation is known by a word in its messages (the script's key); its answers are given in order, then "done".
+Each conversation is known by a word (the script's key); its answers are given in order, and then "done".
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Call = tuple[str, dict[str, Any]]
+Answer = str | list[Call]
+Script = list[Answer | Callable[[], Answer]]
+"""What a conversation's model says, one after the other: a text, tool calls made at once, or what gives one."""
 
 
 class Model:
-    """`scripts`: by conversation, what it answers: a text, or tool calls (name, arguments) to be made at once.
+    """`scripts`: by conversation, known by a word in its first message of a user.
 
     `asked`: the conversations, in the order in which they asked. `heard`: by conversation, the messages it last sent.
     """
 
-    def __init__(self, scripts: dict[str, list[str | list[Call]]]) -> None:
+    def __init__(self, scripts: dict[str, Script]) -> None:
         self.scripts = scripts
         self.asked: list[str] = []
         self.heard: dict[str, str] = {}
@@ -29,17 +32,18 @@ class Model:
         self._lock = threading.Lock()
         self._count = 0
 
-    def answer(self, messages: list[dict[str, Any]]) -> str | list[Call]:
+    def answer(self, messages: list[dict[str, Any]]) -> Answer:
         """The next answer of the conversation that has sent these messages."""
-        said = json.dumps([m for m in messages if m["role"] != "system"])
+        first = json.dumps(next((m for m in messages if m["role"] == "user"), {}))
         with self._lock:
-            key = next((name for name in self.scripts if name in said), "")
+            key = next((name for name in self.scripts if name in first), "")
             if not key:
                 return "ok"
             self.asked.append(key)
-            self.heard[key] = said
+            self.heard[key] = json.dumps(messages)
             script = self.scripts[key]
-            return script.pop(0) if script else "done"
+            answer = script.pop(0) if script else "done"
+        return answer() if callable(answer) else answer
 
     def number(self) -> int:
         with self._lock:

@@ -7,7 +7,7 @@ import fcntl
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,24 +23,22 @@ def npm_servers() -> Path:
     if not (shutil.which("npm") and shutil.which("node")):
         pytest.skip("node and npm are not installed (apt-get install nodejs npm)")
     wanted = [f"{name}@{version}" for name, version in NPM.items()]
-    return _cached(
-        "npm", wanted, lambda where: [["npm", "install", "--no-fund", "--no-audit", "--prefix", *where, *wanted]]
-    )
+    install = ["npm", "install", "--no-fund", "--no-audit"]
+    return _cached("npm", wanted, lambda folder: [[*install, "--prefix", folder, *wanted]])
 
 
 def pypi_servers() -> Path:
     """An environment with PYPI's packages in its bin; skips where they cannot be had."""
     wanted = [f"{name}=={version}" for name, version in PYPI.items()]
 
-    def commands(where: list[str]) -> list[list[str]]:
-        (folder,) = where
+    def commands(folder: str) -> list[list[str]]:
         install = [f"{folder}/bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted]
         return [[sys.executable, "-m", "venv", folder], install]
 
     return _cached("pypi", wanted, commands)
 
 
-def _cached(kind: str, wanted: list[str], commands: object) -> Path:
+def _cached(kind: str, wanted: list[str], commands: Callable[[str], list[list[str]]]) -> Path:
     key = "-".join(sorted(one.replace("/", "_") for one in wanted))
     folder = cache_dir() / f"mcp-{kind}-{key}"
     if (folder / "ready").exists():
@@ -50,8 +48,7 @@ def _cached(kind: str, wanted: list[str], commands: object) -> Path:
             return folder
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        assert callable(commands)
-        for command in commands([str(folder)]):
+        for command in commands(str(folder)):
             done = subprocess.run(command, capture_output=True, text=True, timeout=280)
             if done.returncode != 0:
                 pytest.skip(f"{' '.join(wanted)} cannot be installed: {done.stderr.strip()[-300:]}")

@@ -184,7 +184,7 @@ def test_real_servers_from_npm(npm: Path, tmp_path: Path) -> None:
     """One behind npx and the shell that it starts, one run by node itself."""
     everything = npm / "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
     servers = {
-        "notes": ["npx", "--prefix", str(npm), "-y", "@modelcontextprotocol/server-memory"],
+        "notes": ["sh", "-c", f"cd '{npm}' && npx -y @modelcontextprotocol/server-memory; true"],
         "all": ["node", str(everything)],
     }
     agent = Agent(tmp_path / "a", servers)

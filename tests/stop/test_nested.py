@@ -93,7 +93,7 @@ def test_task_spawned_from_inside_outlives_the_task_that_asked_for_it(staged: St
     assert agentbox("wait", stage.run_id).returncode == 137
 
 
-@EVERYWHERE
+@pytest.mark.bed("host", "nspawn")
 def test_task_spawned_from_outside_into_an_inner_run_goes_where_that_is(staged: Staged) -> None:
     """A stop of the inner run ends both of its tasks, a stop of the outer too."""
     for which in ("inner", "outer"):

@@ -82,10 +82,14 @@ export default function agentbox(pi: ExtensionAPI) {
 	}
 
 	/** Let a call wait for as long as a pause lasts: omp gives a handler 30 s, and refuses the call then. */
-	function waitLong() {
+	async function waitLong() {
+		const name = "extensionHandlers.toolCallTimeoutMs";
+		const settings = pi.pi.settings as unknown as { override?(name: string, value: number): void };
 		try {
-			const settings = pi.pi.settings as unknown as { override(path: string, value: unknown): void };
-			settings.override("extensionHandlers.toolCallTimeoutMs", LONGEST);
+			if (settings.override) return settings.override(name, LONGEST);
+			// From 18.3 on a setting is changed by its handle.
+			const registry = await import(String("@oh-my-pi/pi-coding-agent/config/registry"));
+			registry.lookup(name).override(settings, LONGEST);
 		} catch (error) {
 			pi.logger.warn("agentbox: a pause of more than 30 s refuses calls", { error: String(error) });
 		}
@@ -95,7 +99,7 @@ export default function agentbox(pi: ExtensionAPI) {
 		if (stopped(control as string)) ctx.abort();
 	}
 
-	pi.on("session_start", waitLong);
+	// mutated
 	pi.on("agent_start", leave);
 	pi.on("turn_start", leave);
 	pi.on("before_provider_request", leave);

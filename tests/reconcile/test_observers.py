@@ -1,0 +1,211 @@
+"""Observers that can't see everything: what is counted, what is named, and that the others go on."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.kernel.mounts import cgroup2_mount
+from sandbox.kernel.scan import hidden_processes, proc_hides, scan_processes
+from sandbox.kernel.spawn import apart
+from sandbox.manifest.home import Home
+from sandbox.reconcile import survey as survey_module
+from sandbox.reconcile.boxes import SeenBox
+from sandbox.reconcile.classify import classify
+from sandbox.reconcile.survey import survey
+from tests.cli.runs import inspect, start
+from tests.reconcile.looking import box_pids, end, findings, in_state, orphan, reconcile
+from tests.support import agentbox
+
+NOBODY = 65534
+pytestmark = pytest.mark.usefixtures("runs")
+
+
+@pytest.fixture
+def silent_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An engine that accepts and never answers."""
+    path = tmp_path / "engine.sock"
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen(50)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    yield
+    server.close()
+
+
+def test_engine_that_hangs_does_not_block_the_others(silent_engine: None) -> None:
+    run = orphan(options=("--backend", "cgroup"))
+    seen = reconcile(check=2)
+    assert {found["kind"] for found in seen["findings"]} == {"orphan", "engine_unreachable"}
+    assert [missing["observer"] for missing in seen["not_asked"]] == ["containers"]
+    assert "not answered" in seen["not_asked"][0]["why"]
+    assert [done["ok"] for done in reconcile("--kill", check=2)["ended"]] == [True]
+    assert inspect(run)["state"] == "stopped"
+    text = agentbox("reconcile", check=2)
+    assert "not asked: containers" in text.stdout and "not asked: containers" in text.stderr
+
+
+def test_engine_that_is_not_there_and_not_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    start("sleep", "900", options=("--backend", "cgroup"))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    reconcile(check=0)
+
+
+def test_an_observer_that_hangs_or_fails_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its stead stands something that really waits, or really raises."""
+    run = orphan()
+    waiting = threading.Event()
+
+    def hangs(*_: object) -> list[SeenBox]:
+        waiting.wait()
+        return []
+
+    monkeypatch.setattr(survey_module, "read_outside", hangs)
+    began = time.monotonic()
+    seen = survey(Home(str(home)), seconds=1.0)
+    waiting.set()
+    assert [(one.observer, one.why) for one in seen.not_asked] == [("processes", "no answer in time")]
+    assert list(seen.boxes) == [run] and time.monotonic() - began < 60
+
+
+def test_cgroups_that_could_not_be_asked_make_nothing_lost(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Could not ask is not gone."""
+    orphan()
+
+    def fails(*_: object) -> list[SeenBox]:
+        raise OSError("no")
+
+    monkeypatch.setattr(survey_module, "read_boxes", fails)
+    seen = survey(Home(str(home)))
+    assert [(one.observer, one.why) for one in seen.not_asked] == [("cgroups", "OSError: no")]
+    assert [one.kind for one in classify(seen) if one.kind != "escapee"] == []
+
+
+def as_nobody(work: Callable[[], object]) -> object:
+    """What `work` gives in a child that is another user."""
+
+    def child() -> str:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        return json.dumps(work())
+
+    return json.loads(apart(child, 60))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which needs root")
+def test_environments_of_others_are_counted_and_passed_over(tmp_path: Path) -> None:
+    own = subprocess.Popen(["sleep", "900"], user=NOBODY, group=NOBODY, extra_groups=[], env={"AGENTBOX_CONTROL": "/x"})
+    others = subprocess.Popen(["sleep", "900"], env={"AGENTBOX_CONTROL": "/x"})
+    try:
+
+        def look() -> object:
+            table = scan_processes(())
+            return [own.pid in table.environs, others.pid in table.environs, others.pid in table.stats, table.blind]
+
+        in_state(own.pid, "S")
+        mine, theirs, seen, blind = as_nobody(look)  # type: ignore[misc]
+        assert (mine, theirs, seen) == (True, False, True) and blind >= 1
+    finally:
+        end(own)
+        end(others)
+
+
+def test_process_that_forbids_to_be_looked_into() -> None:
+    """PR_SET_DUMPABLE 0 hides the environment, also from its own user (prctl(2)); root sees it all the same."""
+    code = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0); print(1, flush=True); time.sleep(900)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "AGENTBOX_CONTROL": "/x"}
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline()
+        table = scan_processes(())
+        assert process.pid in table.stats
+        assert (process.pid in table.environs) == (os.geteuid() == 0)
+        process.stdout.close()
+    finally:
+        end(process)
+
+
+@pytest.mark.bed("nspawn-user")
+def test_own_process_that_can_not_be_looked_into(tmp_path: Path) -> None:
+    test_process_that_forbids_to_be_looked_into()
+    assert reconcile()["not_inspectable"] > 0
+
+
+def test_zombie_is_counted() -> None:
+    before = scan_processes(()).blind
+    process = subprocess.Popen(["true"], env={"AGENTBOX_CONTROL": "/x"})
+    in_state(process.pid, "Z")
+    table = scan_processes(())
+    assert process.pid not in table.environs and table.blind >= 1, before
+    process.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts /proc, which needs root")
+def test_hidden_processes_are_counted(tmp_path: Path) -> None:
+    """A /proc of its own with hidepid=2, in a mount namespace of its own, seen by another user."""
+    mount = cgroup2_mount()
+    assert mount is not None
+
+    def look() -> str:
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.unshare(0x00020000) == 0  # CLONE_NEWNS
+        assert libc.mount(b"none", b"/", None, 1 << 18 | 1 << 14, None) == 0  # MS_PRIVATE | MS_REC
+        assert libc.mount(b"proc", b"/proc", b"proc", 0, b"hidepid=2") == 0
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        scan_processes(())
+        return json.dumps([proc_hides(), hidden_processes(mount.point)])
+
+    hides, hidden = json.loads(apart(look, 60))
+    assert hides is True and hidden > 0
+    assert proc_hides() is False
+
+
+@pytest.mark.bed("nspawn-user")
+def test_plain_user_with_systemd() -> None:
+    """Other users' processes can't be looked into: counted; the user's own runs are judged all the same."""
+    run = start("sleep", "900")
+    assert reconcile(check=0)["not_inspectable"] > 0
+    (pid,) = box_pids(run)
+    lost = orphan()
+    assert [found["run_id"] for found in findings()] == [lost]
+    reconcile("--kill", check=0)
+    assert box_pids(run) == [pid]
+
+
+@pytest.mark.bed("nspawn")
+def test_scopes_of_systemd() -> None:
+    live, over = start("sleep", "900"), orphan()
+    assert [found["run_id"] for found in findings()] == [over]
+    reconcile("--kill", check=0)
+    assert box_pids(live)
+    reconcile(check=0)
+
+
+@pytest.mark.bed("dockerd")
+def test_containers(dockerd: object) -> None:
+    from tests.beds.dockerd import IMAGE
+
+    live = start("sleep", "900", options=("--backend", "cgroup"))
+    run = start("sleep", "900", options=("--image", IMAGE))
+    reconcile(check=0)
+    (task,) = inspect(run)["task_list"]
+    os.kill(task["launcher"]["pid"], 9)
+    os.kill(task["pid"], 9) if task["pid"] else None
+    wait = [found for found in findings() if found["run_id"] == run]
+    assert [found["kind"] for found in wait] == ["orphan"]
+    reconcile("--kill", check=0)
+    assert box_pids(live) and inspect(run)["state"] == "stopped"
