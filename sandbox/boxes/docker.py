@@ -84,7 +84,7 @@ class DockerBackend(CgroupBackend):
         if box.cgroup is None:
             given_up = limits_missing(spec, facts)
         self._made[name] = _Made(spec, facts, box.cgroup, parent)
-        return replace(box, id=name), given_up
+        return replace(box, backend=self.name, id=name), given_up
 
     def _directory(self, spec: BoxSpec, facts: Facts) -> tuple[Box, Lines, str]:
         """Make the task's cgroup; with what the engine calls it."""

@@ -7,12 +7,13 @@ import os
 from argparse import Namespace
 from collections.abc import Sequence
 
-from sandbox.cli.arguments import Parser, output
+from sandbox.cli.arguments import Parser, Value, output
 from sandbox.cli.stopping import say, told, warn_of
 from sandbox.control import emergency_file
 from sandbox.errors import NOT_PROVEN, USAGE, AgentboxError
 from sandbox.launch.finish import warn
 from sandbox.manifest.home import Home
+from sandbox.manifest.redact import redact_text
 
 OFF = 3
 """Of --status, as `systemctl is-active` answers for a unit that is not."""
@@ -29,7 +30,8 @@ a box, or that cannot be told."""
 def main(argv: Sequence[str]) -> int:
     parser = Parser("estop", USAGE_LINE, ABOUT)
     add = parser.add_argument
-    add("-r", "--reason", default="", metavar="TEXT", help="why, for the file and the records")
+    why = "why, for the file and the records"
+    add("-r", "--reason", action=Value, convert=redact_text, default="", metavar="TEXT", help=why)
     add("--json", action="store_true", help="print one object")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--status", action="store_true", help="is it on, since when, by whom?")

@@ -14,6 +14,7 @@ from sandbox.cli.selection import select_run
 from sandbox.control.status import Status, launcher_alive, status
 from sandbox.control.stop import PHOTOGRAPH_SECONDS
 from sandbox.manifest.home import Home
+from sandbox.manifest.redact import described
 
 
 def inspect(run: Annotated[str, typer.Argument(metavar="RUN", help="An id or a unique prefix.")]) -> None:
@@ -50,5 +51,5 @@ def _box(backend: Any, box: Any) -> dict[str, Any]:
         **box.as_record(),
         "populated": backend.populated(box),
         "usage": asdict(backend.usage(box)),
-        "processes": None if members is None else [member.as_dict() for member in members],
+        "processes": None if members is None else [described(member.as_dict()) for member in members],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from sandbox.cli.arguments import Parser, output
+from sandbox.cli.arguments import Parser, Value, output
 from sandbox.cli.selection import known_runs, select_runs
 from sandbox.control.request import Act, carry_out, target_of
 from sandbox.control.status import status
@@ -24,6 +24,7 @@ from sandbox.kernel.procfs import Member
 from sandbox.launch.finish import warn
 from sandbox.manifest.home import Home
 from sandbox.manifest.ids import check_id
+from sandbox.manifest.redact import command_line, redact_text
 
 EXIT_STATUS = """exit status: 0 proven empty, 1 survivors or could not prove, 2 usage, 3 no such run, 4 proven empty
 but the record could not be written."""
@@ -34,7 +35,7 @@ def add_options(parser: Parser) -> None:
     add("runs", nargs="*", metavar="RUN", help="a run's id, or a unique prefix of it")
     add("--all", action="store_true", help="every run that is alive")
     add("--task", metavar="ID", help="stop this task alone")
-    add("--reason", default="", metavar="TEXT", help="why, for the record")
+    add("--reason", action=Value, convert=redact_text, default="", metavar="TEXT", help="why, for the record")
     add("--json", action="store_true", help="print an array with one receipt a run")
 
 
@@ -115,6 +116,6 @@ def told(stop: Stop) -> str:
 
 
 def _line(member: Member) -> str:
-    text = " ".join(member.argv or [f"[{member.comm or 'unreadable'}]"])
+    text = command_line(member.argv, member.comm or "unreadable")
     shown = text if len(text) <= 200 else text[:199] + "…"
     return printable(f"{member.pid} {member.state or '?'} {shown}")

@@ -16,6 +16,7 @@ from sandbox.errors import printable
 from sandbox.kernel.procfs import Member
 from sandbox.kernel.usage import memory_of
 from sandbox.manifest.home import Home
+from sandbox.manifest.redact import command_line
 
 SECONDS = 2.0
 
@@ -54,7 +55,7 @@ def _below(children: dict[int | None, list[Member]], pid: int | None, indent: st
         if member.pid in seen:
             continue
         seen.add(member.pid)
-        text = shorten(printable(" ".join(member.argv or [f"[{member.comm or '?'}]"])), 100)
+        text = shorten(printable(command_line(member.argv, member.comm)), 100)
         yield f"{indent}{member.pid} {member.state or '?'} {_facts(member)} {text}"
         stack += [(child, indent + "  ") for child in reversed(children.get(member.pid, []))]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,14 +13,10 @@ from sandbox.cli import values
 from sandbox.control.ladder import TERM, abort
 from sandbox.control.request import Act
 from sandbox.control.stop import kill
+from sandbox.control.watch import Watch
 from sandbox.errors import USAGE, AgentboxError
 from sandbox.manifest.home import Home
-
-if TYPE_CHECKING:
-    from loguru import Record
-
-_PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
-"""Of sd-daemon(3), for lines that go to the journal."""
+from sandbox.reconcile.log import logger
 
 
 def watch(
@@ -41,22 +36,18 @@ def watch(
     if once and until_lifted:
         raise AgentboxError("--once and --until-lifted exclude each other", fix="leave one out", code=USAGE)
     home = Home.locate()
-    log_to_stderr()
-    from loguru import logger
-
-    from sandbox.control.watch import Watch
-
+    log = logger()
     seconds = values.duration(grace)
     act: Act = (lambda target, stop: abort(target, stop, seconds, TERM)) if seconds else kill
-    one = Watch(home, act, until_lifted=until_lifted)
+    one = Watch(home, act, log, until_lifted=until_lifted)
     if own := own_box():
-        logger.warning(f"this watch is inside of run {own.run_id}, and ends with it")
+        log.warning(f"this watch is inside of run {own.run_id}, and ends with it")
     if once:
         raise typer.Exit(one.once())
     ended = _on_signal()
-    logger.info(f"watching {home.path}")
+    log.info(f"watching {home.path}")
     one.run(ended)
-    logger.info("ended")
+    log.info("ended")
 
 
 def _on_signal() -> int:
@@ -68,17 +59,3 @@ def _on_signal() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     return reader
-
-
-def log_to_stderr() -> None:
-    """To a terminal or a file with the time; to the journal with the priority, since it keeps the time."""
-    from loguru import logger
-
-    def line(record: Record) -> str:
-        if os.environ.get("JOURNAL_STREAM"):
-            # loguru takes an unescaped <...> for a colour
-            return f"\\<{_PRIORITY.get(record['level'].name, 6)}>{{message}}\n"
-        return "{time:YYYY-MM-DDTHH:mm:ss.SSSSSSZ} {level: <7} {message}\n"
-
-    logger.remove()
-    logger.add(sys.stderr, format=line, level="INFO", colorize=False, backtrace=False, diagnose=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sandbox.boxes.where import own_box
 from sandbox.control.clock import now
-from sandbox.errors import NOT_PROVEN, AgentboxError, Refused
+from sandbox.errors import NOT_PROVEN, AgentboxError, Refused, printable
 from sandbox.kernel.mounts import cgroup_of
 from sandbox.manifest.home import Home, fsync_directory
 
@@ -64,7 +64,7 @@ def _values(path: str) -> dict[str, str]:
     finally:
         os.close(fd)
     pairs = (line.partition(": ") for line in lines)
-    return {key: value.strip() for key, _, value in pairs if value.strip() and key in ("at", "by", "reason")}
+    return {key: printable(value.strip()) for key, _, value in pairs if value.strip() and key in ("at", "by", "reason")}
 
 
 def write(home: Home, reason: str, by: str) -> tuple[bool, str]:

@@ -17,6 +17,7 @@ from sandbox.control import orders
 from sandbox.control.clock import now
 from sandbox.control.targets import Target
 from sandbox.kernel.procfs import Member, wchan
+from sandbox.manifest.redact import described
 
 KILL_SECONDS = 10.0
 FREEZE_SECONDS = 1.0
@@ -68,9 +69,9 @@ class Stop:
             "ordered_at": self.ordered_at,
             "frozen_at": self.frozen_at,
             "empty_at": self.empty_at,
-            "processes": [m.as_dict() for m in self.processes],
-            "survivors": [m.as_dict() for m in self.survivors],
-            "escapees": [m.as_dict() for m in self.escapees],
+            "processes": [described(m.as_dict()) for m in self.processes],
+            "survivors": [described(m.as_dict()) for m in self.survivors],
+            "escapees": [described(m.as_dict()) for m in self.escapees],
             "rungs": [vars(r) for r in self.rungs],
             "warnings": self.warnings,
             "from_inside": self.from_inside,

@@ -13,8 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-
-from loguru import logger
+from typing import TYPE_CHECKING
 
 from sandbox.boxes.base import Backend
 from sandbox.boxes.registry import local_backends
@@ -29,6 +28,9 @@ from sandbox.control.watch_places import Key, Places, all_orders
 from sandbox.errors import NOT_PROVEN, NOT_RECORDED, PROVEN_EMPTY, AgentboxError
 from sandbox.manifest.home import Home
 
+if TYPE_CHECKING:
+    from loguru import Logger
+
 LOOK_SECONDS = 1.0
 TURN_SECONDS = 0.1
 """Between two looks where inotify is not to be had."""
@@ -40,9 +42,10 @@ SIZE_MAX = 4096
 class Watch:
     """`act`: what an order written by hand does to its run. `until_lifted`: end when the emergency stop is off."""
 
-    def __init__(self, home: Home, act: Act, *, until_lifted: bool = False) -> None:
+    def __init__(self, home: Home, act: Act, log: Logger, *, until_lifted: bool = False) -> None:
         self.home = home
         self.act = act
+        self.log = log
         self.until_lifted = until_lifted
         self.backends: list[Backend] = local_backends(home.path)
         self.on = False
@@ -56,7 +59,7 @@ class Watch:
 
     def run(self, ended: int) -> None:
         """Watch until the descriptor `ended` can be read, or the stop is lifted and that is waited for."""
-        places = Places(self.home, logger.warning)
+        places = Places(self.home, self.log.warning)
         poll = select.poll()
         for fd in (ended, places.fd):
             if fd is not None:
@@ -104,13 +107,13 @@ class Watch:
         standing = emergency_file.look(self.home)
         if standing.on is None:
             if standing.why != self.blind:
-                logger.error(standing.why)
+                self.log.error(standing.why)
             self.blind = standing.why
             return
         self.blind = ""
         if not standing.on:
             if self.on:
-                logger.info("the emergency stop was lifted")
+                self.log.info("the emergency stop was lifted")
                 self.on = False
                 self._say()
             return
@@ -121,14 +124,14 @@ class Watch:
     def _enforce(self, standing: emergency_file.Standing) -> Emergency:
         done = emergency_stop(self.home, standing.reason or f"{standing.path} exists", standing.by, make_file=False)
         if not self.on or done.stops:
-            logger.warning(f"emergency stop by {standing.by}: {standing.reason or 'no reason given'}")
+            self.log.warning(f"emergency stop by {standing.by}: {standing.reason or 'no reason given'}")
         self.on = True
         self.unproven = {stop.run_id for stop in done.stops if stop.proof != "empty"}
         self.try_again = time.monotonic() + RETRY_SECONDS if done.proof != "empty" else None
         for stop in done.stops:
-            _log(stop)
+            self._tell(stop)
         for line in (*done.unreachable, *filter(None, [done.problem])):
-            logger.error(line)
+            self.log.error(line)
         self._say()
         return done
 
@@ -161,21 +164,32 @@ class Watch:
         try:
             if not status(self.home, run_id).live:
                 return []
-            logger.warning(f"run {run_id}: STOP was written by hand into {path}")
+            self.log.warning(f"run {run_id}: STOP was written by hand into {path}")
             stops = carry_out(self.home, [target_of(self.home, run_id, task_id)], f"written into {path}", self._act)
         except AgentboxError as error:
-            logger.error(f"run {run_id}: {error}")
+            self.log.error(f"run {run_id}: {error}")
             return []
         finally:
             self.busy.discard(key)
         for stop in stops:
-            _log(stop)
+            self._tell(stop)
         return stops
 
     def _act(self, target: Target, stop: Stop) -> Stop:
         # The order is in force by the hand that wrote it, but not in the record.
         stop.already = False
         return self.act(target, stop)
+
+    def _tell(self, stop: Stop) -> None:
+        what = f"run {stop.run_id}" + (f" task {stop.task_id}" if stop.task_id else "")
+        if stop.proof == "empty":
+            frozen = f"frozen at {stop.frozen_at}, " if stop.frozen_at else ""
+            self.log.info(f"{what}: {frozen}empty at {stop.empty_at}, {len(stop.processes)} processes ended")
+        else:
+            pids = ", ".join(str(member.pid) for member in stop.survivors) or "none named"
+            self.log.error(f"{what}: {stop.proof}; survivors: {pids}")
+        for line in stop.warnings:
+            self.log.warning(f"{what}: {line}")
 
     def _say(self, more: str = "") -> None:
         state = "the emergency stop is ON" if self.on else "no emergency stop"
@@ -211,18 +225,6 @@ def _in_background(work: Callable[[], object]) -> None:
         threading.Thread(target=work, daemon=True).start()
     except RuntimeError:
         work()
-
-
-def _log(stop: Stop) -> None:
-    what = f"run {stop.run_id}" + (f" task {stop.task_id}" if stop.task_id else "")
-    if stop.proof == "empty":
-        frozen = f"frozen at {stop.frozen_at}, " if stop.frozen_at else ""
-        logger.info(f"{what}: {frozen}empty at {stop.empty_at}, {len(stop.processes)} processes ended")
-    else:
-        pids = ", ".join(str(member.pid) for member in stop.survivors) or "none named"
-        logger.error(f"{what}: {stop.proof}; survivors: {pids}")
-    for line in stop.warnings:
-        logger.warning(f"{what}: {line}")
 
 
 def _code(stop: Stop) -> int:

@@ -94,7 +94,7 @@ def on_command_line(argv: Sequence[bytes]) -> tuple[list[bytes], str | None, str
     if at == 1 and words and re.fullmatch("[a-z][a-z0-9-]*", words[0]):
         return list(argv), None, ""  # a subcommand that starts no agent, such as `update`
     if apart in given:
-        return list(argv), None, f"{name}'s {apart} leaves no room for agentbox's hooks: it will not pause at a boundary"
+        return list(argv), None, f"{name}'s {apart} leaves no room for agentbox's hooks: it has no gate"
     return [*argv[:at], *map(os.fsencode, added), *argv[at:]], name, ""
 
 

@@ -22,6 +22,7 @@ from sandbox.launch.start import Started, oom_kills_since
 from sandbox.launch.supervise import Ended, reap
 from sandbox.manifest.fold import fold
 from sandbox.manifest.reader import read
+from sandbox.manifest.redact import command_line
 from sandbox.manifest.writer import Writer
 
 ENDING_BY_ITSELF_SECONDS = 5.0
@@ -180,7 +181,7 @@ def _remove(started: Started, target: Target) -> None:
 def report_leftovers(finished: Finished, on_exit: str) -> None:
     """A line a process on stderr: what outlived the command and was ended (or kept)."""
     for member in finished.leftovers:
-        what = " ".join(member.argv or [member.comm or "?"])[:120]
+        what = command_line(member.argv, member.comm)[:120]
         warn(f"{'kept' if on_exit == 'leave' else 'ended'} what the command left: pid {member.pid} {what!r}")
     if finished.oom_kills:
         warn(f"the kernel killed {finished.oom_kills} of its processes for lack of memory")

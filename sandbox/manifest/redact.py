@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 REDACTED = "[redacted]"
 
@@ -101,6 +102,17 @@ def redact(argv: Sequence[str]) -> list[str]:
         if program := _PROGRAM.fullmatch(arg.rpartition("/")[2]):
             programs.add(program[1])
     return out[1:]
+
+
+def command_line(argv: Sequence[str] | None, name: str | None) -> str:
+    """A process as people are shown it: its arguments without secrets, or `[name]` where it has none."""
+    return " ".join(redact(argv)) if argv else f"[{name or '?'}]"
+
+
+def described(process: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a process with its `argv` without secrets."""
+    argv = process.get("argv")
+    return {**process, "argv": redact(argv)} if argv else process
 
 
 def redact_text(text: str) -> str:

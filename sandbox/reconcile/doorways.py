@@ -42,7 +42,7 @@ AT_SPOOLS = ("/var/spool/cron/atjobs", "/var/spool/at")
 CRONTABS = ("/var/spool/cron/crontabs", "/var/spool/cron")
 SERVERS = {"tmux: server": "tmux", "screen": "screen", "SCREEN": "screen", "atd": "at"}
 CRON = ("cron", "crond")
-_AT_JOB = re.compile(r"[a-zA-Z=]([0-9a-f]{5})[0-9a-f]{8}")
+_AT_JOB = re.compile(r"[a-zA-Z]([0-9a-f]{5})[0-9a-f]{8}")  # one that runs already begins with ="
 _NOT_RUN_BY_HAND = re.compile(r"agentbox-|app-|dbus-|session-|user@|user-|init\.|machine-")
 _SHARED = frozenset({"/", "/tmp", "/var/tmp", "/root", "/home", "/usr", "/var"})
 

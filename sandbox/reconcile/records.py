@@ -31,7 +31,7 @@ _HEAD = re.compile(
 )
 _PASSED_OVER = frozenset({b"note", b"steer.table", b"finding", b"stop.rung", b"control.set"})
 _OPENING = frozenset({b"task.intent", b"task.started"})
-_CLOSING = frozenset({b"task.exited", b"task.failed_to_start"})
+_CLOSING = {b"task.exited": "exited", b"task.failed_to_start": "failed"}
 _KEPT_BAD = 20
 _BRACE = ord("}")
 
@@ -144,18 +144,18 @@ class _Kept:
         self.ended: bytes | dict[str, Any] | None = None
         self.receipts: list[bytes | dict[str, Any]] = []
         self.tasks: dict[str, list[bytes | dict[str, Any]]] = {}
-        self.closed: set[str] = set()
+        self.closed: dict[str, str] = {}
         self.main = "main"
 
     def take(self, event: bytes, task_id: str | None, line: bytes | dict[str, Any]) -> None:
         if event in _OPENING and task_id:
             self.tasks.setdefault(task_id, []).append(line)
-            self.closed.discard(task_id)
+            self.closed.pop(task_id, None)
         elif event in _CLOSING and task_id:
             # How main began is told later, too; of the others it is of no more interest.
             before = self.tasks.get(task_id, [])[-2:] if task_id == self.main else []
             self.tasks[task_id] = [*before, line]
-            self.closed.add(task_id)
+            self.closed[task_id] = _CLOSING[event]
         elif event == b"run.created":
             if self.created is None:
                 self.created = line
@@ -225,8 +225,8 @@ def _fold(seen: Recorded, kept: _Kept) -> None:
             _note_clock(seen, task_id, record)
     seen.run = fold(records)
     seen.run.run_id = seen.run_id
-    for task_id in kept.closed - set(seen.run.tasks):
-        seen.run.tasks[task_id] = Task(task_id, "exited")
+    for task_id in kept.closed.keys() - seen.run.tasks.keys():
+        seen.run.tasks[task_id] = Task(task_id, kept.closed[task_id])
 
 
 def _note_clock(seen: Recorded, task_id: str, record: dict[str, Any]) -> None:

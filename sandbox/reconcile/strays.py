@@ -69,7 +69,7 @@ class Stray:
             "age": member.age,
             "cgroup": self.cgroup,
             "told_by": self.evidence,
-            "processes": [one.pid for one in self.below],
+            "processes": [{"pid": one.pid, "argv": redact(one.argv or [])} for one in self.below],
             "secret_variables": self.secrets,
         }
 

@@ -36,7 +36,9 @@ WITH_CONTROLLERS = [_kind(CgroupBackend, "vm"), _kind(SystemdBackend, "vm")]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A container's command is not the launcher's child, has a cgroup namespace, and its ended box is kept."""
+    """Of a container these do not hold: the command is no child of the launcher and writes through a client, it
+    sees a cgroup namespace of its own, and its ended box is kept. tests/docker shows the same there.
+    """
     items[:] = [item for item in items if not (item.get_closest_marker("no_container") and _is_docker(item))]
 
 

@@ -260,6 +260,7 @@ def test_run_named_as_our_own_directories_is_no_other_run(scene: Scene) -> None:
 # being acted on
 
 
+@pytest.mark.no_container
 def test_frozen_box_executes_nothing_until_it_is_thawed(scene: Scene, tmp_path: Path) -> None:
     beat = tmp_path / "beat"
     box = scene.create()

@@ -46,6 +46,8 @@ def work(engine: Engine, home: Path, tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     yield folder
     agentbox("kill", "--all", timeout=300)
+    for run_id in agentbox("ps", "-a", "-q", timeout=300).stdout.split():
+        agentbox("wait", run_id, timeout=300)
     for container in engine.containers(f"agentbox.home={home}"):
         engine.remove(container["Id"])
 

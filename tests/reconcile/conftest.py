@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.boxes.docker_engine import HOME
 from sandbox.boxes.registry import local_backends
+from tests.beds.dockerd import Dockerd
 from tests.support import agentbox, wait_for
 
 
@@ -19,6 +21,14 @@ def runs(home: Path) -> Iterator[Path]:
     for run in sorted({box.run_id for box in boxes}):
         agentbox("kill", run)
     wait_for(lambda: not any(_left(home)), 20, "boxes are left")
+
+
+@pytest.fixture
+def engine(dockerd: Dockerd, runs: Path) -> Iterator[Dockerd]:
+    """The session's engine; the containers of the home go with the test."""
+    yield dockerd
+    for container in dockerd.engine.containers(f"{HOME}={runs}"):
+        dockerd.engine.remove(container["Id"])
 
 
 def _left(home: Path) -> Iterator[str]:

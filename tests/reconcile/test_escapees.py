@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -23,10 +24,10 @@ def escapees() -> list[Found]:
 
 
 def escapee(word: str) -> Found:
-    """The one whose command line or text has `word`."""
+    """The one that has `word` somewhere."""
 
     def look() -> list[Found]:
-        return [found for found in escapees() if word in f"{found['what']} {found['evidence']['argv']}"]
+        return [found for found in escapees() if word in json.dumps(found)]
 
     found = wait_for(look, 30, f"an escapee with {word}")
     assert len(found) == 1, found
@@ -48,13 +49,13 @@ def read_pid(path: Path) -> int:
     return int(path.read_text())
 
 
-def alive_with(*argv: str) -> list[int]:
-    """The live processes with this very command line."""
-    wanted = b"\0".join(os.fsencode(word) for word in argv) + b"\0"
+def asleep(seconds: str) -> list[int]:
+    """The live processes that run `sleep SECONDS`."""
     found = []
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
-            if Path(f"/proc/{pid}/cmdline").read_bytes() == wanted and is_alive(pid):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"sleep") and words[1:2] == [seconds.encode()] and is_alive(pid):
                 found.append(pid)
         except OSError:
             continue
@@ -71,9 +72,15 @@ def nap() -> Iterator[str]:
     """A number of seconds that no other test sleeps; whoever sleeps it is ended after the test."""
     seconds = f"9{os.getpid():07}{time.monotonic_ns() % 1000:03}"
     yield seconds
-    for pid in alive_with("sleep", seconds):
+    wait_for(lambda: not end_all(seconds))
+
+
+def end_all(seconds: str) -> list[int]:
+    """SIGKILL who sleeps so long, or that long and a fraction; who they were."""
+    found = [pid for part in ("", ".1", ".2") for pid in asleep(seconds + part)]
+    for pid in found:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not alive_with("sleep", seconds))
+    return found
 
 
 def test_process_that_moved_to_another_cgroup(free_cgroup: Path, tmp_path: Path, nap: str) -> None:
@@ -120,7 +127,7 @@ def test_mark_alone_is_shown_and_never_ended(home: Path, tmp_path: Path, nap: st
     processes = [marked(run, home, "sleep", nap) for run in (live, over, "no-such-run")]
     stranger = marked(live, tmp_path / "another-home", "sleep", nap)
     try:
-        wait_for(lambda: len(alive_with("sleep", nap)) == 4)
+        wait_for(lambda: len(asleep(nap)) == 4)
         found = escapees()
         assert {one["run_id"] for one in found} == {live, over, "no-such-run"}
         assert {one["evidence"]["pid"] for one in found} == {process.pid for process in processes}
@@ -157,7 +164,7 @@ def test_window_of_a_terminal_server_outside(tmp_path: Path, nap: str) -> None:
         assert found["evidence"]["told_by"]["door"].startswith("started by tmux")
         assert len(escapees()) == 1
         reconcile("--kill", check=1)
-        assert alive_with("sleep", nap)
+        assert asleep(nap)
     finally:
         subprocess.run([*tmux, "kill-server"], check=True)
 
@@ -184,15 +191,14 @@ def test_units_made_from_inside(nap: str) -> None:
         assert timer["command"] == f"systemctl stop {unit}-later.timer"
         assert len(escapees()) == 3
         reconcile("--kill", check=1)
-        assert alive_with("sleep", f"{nap}.2")
+        assert asleep(f"{nap}.2")
         for found in (service, timer):
             subprocess.run(found["command"].split(), check=True)
         os.kill(scope["evidence"]["pid"], signal.SIGKILL)
         wait_for(lambda: not escapees())
     finally:
         subprocess.run(["systemctl", "stop", before, f"{unit}.service", f"{unit}-later.timer"], capture_output=True)
-        for pid in alive_with("sleep", f"{nap}.1"):
-            os.kill(pid, signal.SIGKILL)
+        end_all(nap)
 
 
 @pytest.mark.bed("nspawn")
@@ -203,10 +209,9 @@ def test_jobs_of_at(nap: str) -> None:
     assert running["run_id"] == queued["run_id"] == run
     assert "environment" in running["evidence"]["told_by"] and "environment" in queued["evidence"]["told_by"]
     reconcile("--kill", check=1)
-    assert alive_with("sleep", nap)
+    assert asleep(nap)
     subprocess.run(queued["command"].split(), check=True)
-    for pid in alive_with("sleep", nap):
-        os.kill(pid, signal.SIGKILL)
+    end_all(nap)
     wait_for(lambda: not escapees())
 
 
@@ -217,22 +222,21 @@ def test_jobs_of_cron(nap: str) -> None:
     try:
         changed = escapee("crontab of root")
         assert (changed["run_id"], changed["severity"]) == (run, "info")
-        wait_for(lambda: alive_with("sleep", nap), 90, "cron runs the job")
+        wait_for(lambda: asleep(nap), 90, "cron runs the job")
         job = escapee(f"sleep {nap}")
         assert "crontab" in job["evidence"]["told_by"]["door"]
         assert reconcile("--kill", check=1)["ended"] == []
-        assert alive_with("sleep", nap)
+        assert asleep(nap)
     finally:
         subprocess.run(["crontab", "-r"], check=True)
-    for pid in alive_with("sleep", nap):
-        os.kill(pid, signal.SIGKILL)
+    end_all(nap)
     wait_for(lambda: not escapees())
 
 
 def test_run_directory_deleted_and_a_mark_left(home: Path, nap: str) -> None:
     process = marked("gone-run", home, "sleep", nap)
     try:
-        wait_for(lambda: alive_with("sleep", nap))
+        wait_for(lambda: asleep(nap))
         assert not run_dir("gone-run").exists()
         assert one("escapee")["run_id"] == "gone-run"
         assert one("escapee", "--run", "gone-run")["evidence"]["pid"] == process.pid

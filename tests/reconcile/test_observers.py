@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_cgroups_that_could_not_be_asked_make_nothing_lost(home: Path, monkeypat
     assert [one.kind for one in classify(seen) if one.kind != "escapee"] == []
 
 
-def as_nobody(work: Callable[[], object]) -> object:
+def as_nobody(work: Callable[[], object]) -> list[Any]:
     """What `work` gives in a child that is another user."""
 
     def child() -> str:
@@ -100,7 +101,7 @@ def as_nobody(work: Callable[[], object]) -> object:
         os.setresuid(NOBODY, NOBODY, NOBODY)
         return json.dumps(work())
 
-    return json.loads(apart(child, 60))
+    return list(json.loads(apart(child, 60)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which needs root")
@@ -114,8 +115,8 @@ def test_environments_of_others_are_counted_and_passed_over(tmp_path: Path) -> N
             return [own.pid in table.environs, others.pid in table.environs, others.pid in table.stats, table.blind]
 
         in_state(own.pid, "S")
-        mine, theirs, seen, blind = as_nobody(look)  # type: ignore[misc]
-        assert (mine, theirs, seen) == (True, False, True) and blind >= 1
+        found = as_nobody(look)
+        assert found[:3] == [True, False, True] and found[3] >= 1
     finally:
         end(own)
         end(others)
@@ -196,7 +197,7 @@ def test_scopes_of_systemd() -> None:
 
 
 @pytest.mark.bed("dockerd")
-def test_containers(dockerd: object) -> None:
+def test_containers(engine: object) -> None:
     from tests.beds.dockerd import IMAGE
 
     live = start("sleep", "900", options=("--backend", "cgroup"))

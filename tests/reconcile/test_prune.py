@@ -107,7 +107,7 @@ def test_a_link_in_the_place_of_a_run_is_not_followed(home: Path, tmp_path: Path
 
 
 @pytest.mark.bed("dockerd")
-def test_stopped_containers(dockerd: Any) -> None:
+def test_stopped_containers(engine: Any) -> None:
     from tests.beds.dockerd import IMAGE
 
     live = start("sleep", "900", options=("--image", IMAGE))

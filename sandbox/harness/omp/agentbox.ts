@@ -99,7 +99,7 @@ export default function agentbox(pi: ExtensionAPI) {
 		if (stopped(control as string)) ctx.abort();
 	}
 
-	// mutated
+	pi.on("session_start", waitLong);
 	pi.on("agent_start", leave);
 	pi.on("turn_start", leave);
 	pi.on("before_provider_request", leave);
