@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sandbox.manifest.fold import Task
 from sandbox.reconcile.boxes import SeenBox
 from sandbox.reconcile.findings import Finding, Remedy, finding, in_order
 from sandbox.reconcile.processes import ghosts_and_escapees
@@ -59,7 +58,7 @@ def _of_run(seen: Survey, run: Recorded, boxes: list[SeenBox], verdict: Verdict)
         yield _bad_record(run)
     if verdict.kind:
         yield _box_finding(run, boxes, verdict)
-    elif verdict.live:
+    elif verdict.state in ("running", "paused"):
         yield from _of_tasks(seen, run, boxes)
     if closed(verdict):
         yield from _leftover_cgroups(seen, run, boxes, verdict)
@@ -101,19 +100,20 @@ def _of_tasks(seen: Survey, run: Recorded, boxes: list[SeenBox]) -> Iterator[Fin
     for task_id, found in sorted(where.items()):
         if len(found) > 1:
             yield _task(run, task_id, found, "duplicate_task", f"{len(found)} live boxes have task id {task_id}", None)
-        kind, why = _task_verdict(run, task_id, run.run.tasks.get(task_id))
+        kind, why = _task_verdict(seen, run, task_id)
         if kind:
             yield _task(run, task_id, found, kind, why, STOP if kind == "orphan" else None)
     yield from _stalled(seen, run, where)
 
 
-def _task_verdict(run: Recorded, task_id: str, task: Task | None) -> tuple[str, str]:
+def _task_verdict(seen: Survey, run: Recorded, task_id: str) -> tuple[str, str]:
+    task = run.run.tasks.get(task_id)
     if task is None:
         # While any task may be starting, its box comes after its intent, and the record may be older than the box.
         return ("", "") if run.unreadable or run.bad_count else ("unknown_box", f"no record of a task {task_id}")
     if task.state in ("exited", "failed"):
         return "orphan", f"task {task_id} has ended, and its box is alive"
-    if run.launchers.get(task_id) is False:
+    if run.launchers.get(task_id) is False and run.run_id not in seen.pids_elsewhere:
         return "orphan", f"the launcher of task {task_id} is gone"
     return "", ""
 

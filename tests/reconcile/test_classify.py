@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from sandbox.control.orders import Order
+from sandbox.kernel.identity import boot_id
 from sandbox.kernel.procfs import Member
 from sandbox.manifest.fold import Process, Run, Task
 from sandbox.reconcile.boxes import SeenBox
@@ -19,7 +21,7 @@ from sandbox.reconcile.servers import Server
 from sandbox.reconcile.strays import Stray
 from sandbox.reconcile.survey import Survey
 
-BOOT, HOST = "boot", "host"
+BOOT, HOST = boot_id(), os.uname().nodename
 RUN = Order("RUN", 1)
 STOP = Order("STOP", 2, "asked for", "uid 0 pid 7", "2026-01-01T00:00:00.000000Z")
 
@@ -50,6 +52,7 @@ class Case:
     boxes_seen: bool = True
     receipts: list[dict[str, Any]] = field(default_factory=list)
     populated_unknown: bool = False
+    began: float = 900.0
 
     def survey(self) -> Survey:
         seen = Survey("/no/home", boot=BOOT, host=HOST, now=1000.0, wall=2e9, engine=self.engine)
@@ -70,7 +73,7 @@ class Case:
         run = Run("r", "2026-01-01T00:00:00Z", host=self.host, boot_id=self.boot, on_exit=self.on_exit)
         run.tasks, run.timeout, run.backend, run.receipts = {"main": task}, self.timeout, self.backend, self.receipts
         run.ended = self.ended
-        seen = Recorded("r", run, order=self.order, monos={"main": 900.0})
+        seen = Recorded("r", run, order=self.order, monos={"main": self.began})
         seen.launchers, seen.main_alive = {"main": self.launcher}, self.main_alive
         return seen
 
@@ -83,7 +86,7 @@ def found(case: Case) -> list[tuple[str, str]]:
     return [(one.kind, one.remedy.how if one.remedy else "") for one in classify(case.survey())]
 
 
-DEAD = {"launcher": False, "main_alive": False}
+DEAD: dict[str, Any] = {"launcher": False, "main_alive": False}
 TABLE: dict[str, tuple[Case, list[tuple[str, str]]]] = {
     "live": (Case(), []),
     "live, launcher can't be told": (Case(launcher=None), []),
@@ -92,7 +95,8 @@ TABLE: dict[str, tuple[Case, list[tuple[str, str]]]] = {
     "launcher gone, on another host": (Case(launcher=False, host="other"), []),
     "starting": (Case(main="intent"), []),
     "starting, and a stop is ordered": (Case(main="intent", order=STOP, asker=False), []),
-    "starting, launcher can't be told, young": (Case(main="intent", launcher=None), [("orphan", "stop")][:0]),
+    "starting, launcher can't be told, young": (Case(main="intent", launcher=None, began=990.0), []),
+    "starting, launcher can't be told, old": (Case(main="intent", launcher=None), []),
     "start given up": (Case(main="intent", launcher=False), [("orphan", "stop")]),
     "stop under way": (Case(order=STOP, asker=True), []),
     "stop, asker gone": (Case(order=STOP, asker=False), [("stopped_alive", "stop")]),
