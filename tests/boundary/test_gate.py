@@ -119,7 +119,7 @@ ANSWERS: list[tuple[str, Callable[[RunDir], None], int, str]] = [
     ("symlink", symlink, 2, "control: "),
     pytest.param(
         "other owner", other_owner, 2, "owned by uid 12345", marks=pytest.mark.skipif(os.geteuid() != 0, reason="root")
-    ),  # type: ignore[list-item]
+    ),
 ]
 
 

@@ -86,7 +86,7 @@ def test_the_launcher_is_killed_while_it_starts(lab: Lab) -> None:
     for state in ("created", "running"):
         run_id = lab.new_id()
         process = starting(lab, "run", "--run-id", run_id)
-        wait_for(lambda wanted=state, run=run_id: lab.state(run) in (wanted, "running"), 60)  # type: ignore[misc]
+        wait_for(lambda wanted=state, run=run_id: lab.state(run) in (wanted, "running"), 60)
         process.kill()
         process.wait(10)
         killed(lab, run_id)

@@ -66,14 +66,14 @@ class Fleet:
     def dead(self) -> None:
         """Wait until every cgroup says `populated 0`, and assert that each process is gone."""
         for run, parent in self.parents.items():
-            wait_for(lambda parent=parent: not space.populated(parent), 30, f"{run} empty")  # type: ignore[misc]
+            wait_for(lambda parent=parent: not space.populated(parent), 30, f"{run} empty")
         assert self.alive() == []
 
     def stopped(self) -> None:
         """All dead, and recorded: one receipt a run, which names every process and proves the rest."""
         self.dead()
         for run, pids in self.pids.items():
-            wait_for(lambda run=run: self.receipts(run), 30, f"receipt of {run}")  # type: ignore[misc]
+            wait_for(lambda run=run: self.receipts(run), 30, f"receipt of {run}")
             (receipt,) = self.receipts(run)
             assert receipt["proof"] == "empty" and receipt["survivors"] == [], receipt
             assert sorted(one["pid"] for one in receipt["processes"]) == sorted(pids)

@@ -102,11 +102,11 @@ def test_the_file_at_any_moment_of_a_start(fleet: Fleet, tmp_path: Path, phase: 
         for delay in (0, 1, 2, 5, 10, 20):
             run = new_id()
             starting = _start(run)
-            wait_for(lambda run=run, one=starting: _has_come(fleet, run, phase) or one.poll() is not None)  # type: ignore[misc]
+            wait_for(lambda run=run, one=starting: _has_come(fleet, run, phase) or one.poll() is not None)
             threading.Event().wait(delay / 1000)
             path.touch()
             assert starting.wait(60) in (0, 75)
-            wait_for(lambda run=run: _recorded_end(fleet, run), 30, "the launcher is through")  # type: ignore[misc]
+            wait_for(lambda run=run: _recorded_end(fleet, run), 30, "the launcher is through")
             assert not space.populated(_parent(run))
             assert not any(space.is_alive(record["pid"]) for record in fleet.records(run, "task.started"))
             agentbox("spawn", run, "--", "true", check=75)

@@ -95,7 +95,7 @@ class Shell:
         command = argv or ("bash", "--norc", "--noprofile", "--noediting", "-i")
         self.tty = pexpect.spawn(command[0], list(command[1:]), env=environment(), timeout=PATIENCE, encoding="utf-8")
         self.tty.delaybeforesend = None
-        self.pid: int = self.tty.pid
+        self.pid = int(self.tty.pid or 0)
         if not argv:
             self.status()
 
