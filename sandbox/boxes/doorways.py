@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import socket
 
 from sandbox.kernel.mounts import cgroup2_mount
 
@@ -52,8 +53,21 @@ def _terminals() -> list[dict[str, str]]:
     return [
         _row("terminal server", path, "a window opened there lives in that server's cgroup")
         for path in sockets
-        if os.access(path, os.W_OK)
+        if _answers(path)
     ]
+
+
+def _answers(path: str) -> bool:
+    """Does anybody listen? A server that was killed leaves its socket behind."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        try:
+            client.connect(path)
+        except BlockingIOError:
+            return True  # its queue is full
+        except OSError:
+            return False
+    return True
 
 
 def _schedulers() -> list[dict[str, str]]:

@@ -32,8 +32,13 @@ def manager_socket(user: bool) -> str:
 
 
 def runtime_dir() -> str:
-    """XDG_RUNTIME_DIR, or where pam_systemd(8) puts it: cron, su and sudo start without the variable."""
-    return os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    """XDG_RUNTIME_DIR, or where pam_systemd(8) puts it: cron and su start without it, sudo -E with another's."""
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    try:
+        mine = bool(given) and os.stat(given).st_uid == os.geteuid()
+    except OSError:
+        mine = False
+    return given if mine else f"/run/user/{os.geteuid()}"
 
 
 def user_name() -> str:

@@ -74,10 +74,10 @@ def read_boxes(home: Home, only: str | None = None) -> list[SeenBox]:
     return found
 
 
-def look_again(box: SeenBox) -> SeenBox:
-    """The same box as it is now; what an engine said of it stays as it was."""
+def look_again(box: SeenBox) -> SeenBox | None:
+    """The same box as it is now, None if it is gone; what an engine said of it stays as it was."""
     if box.path is None or not os.path.isdir(box.path):
-        return box if box.path is None else SeenBox(box.backend, box.run_id, box.path, None, box.ours, False)
+        return box if box.path is None else None
     backend = "systemd" if box.path.endswith(".slice") else box.backend
     fresh = _look(backend, box.run_id, box.path, box.ours)
     fresh.backend, fresh.containers, fresh.alive = box.backend, box.containers, box.alive

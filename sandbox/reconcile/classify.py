@@ -15,6 +15,7 @@ from sandbox.reconcile.processes import ghosts_and_escapees
 from sandbox.reconcile.records import Recorded
 from sandbox.reconcile.state import Verdict, alive, closed, state_of
 from sandbox.reconcile.survey import Survey
+from sandbox.reconcile.worktree_rules import worktree_findings
 
 STOP = Remedy("stop")
 
@@ -23,13 +24,14 @@ def classify(seen: Survey) -> list[Finding]:
     """All findings, the gravest first; the same for the same survey."""
     found: list[Finding] = []
     over: dict[str, Verdict] = {}
-    for run_id in sorted({*seen.runs, *seen.boxes}):
+    for run_id in sorted({*seen.runs, *seen.boxes}) if seen.records_seen else ():
         run = seen.runs.get(run_id) or Recorded(run_id, missing=True)
         boxes = seen.boxes.get(run_id, [])
         verdict = state_of(seen, run, boxes)
         over[run_id] = verdict
         found += _of_run(seen, run, boxes, verdict)
-    found += ghosts_and_escapees(seen, over)
+    found += ghosts_and_escapees(seen, over) if seen.records_seen else ()
+    found += worktree_findings(seen.worktrees, over)
     found = _without_covered(seen, found)
     if seen.engine:
         found.append(_engine(seen))

@@ -6,12 +6,14 @@ An engine is asked only where one is set up: its client library is large, and mo
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from sandbox.boxes.base import Proof
 from sandbox.boxes.registry import backend
 from sandbox.manifest.home import Home
 from sandbox.reconcile.boxes import SeenBox
 
+ASK_SECONDS = 5.0
 SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
 
 
@@ -26,8 +28,40 @@ def engine_address() -> str:
     return next((f"unix://{path}" for path in paths if os.access(path, os.W_OK)), "")
 
 
-def read_containers(home: Home, only: str | None = None) -> list[SeenBox]:
-    """A box a run for its containers, with the engine's word on whether they live. Raises Unavailable."""
+@dataclass(frozen=True)
+class Stranger:
+    """A running container that is none of ours. `created`: seconds since the epoch."""
+
+    name: str
+    image: str
+    created: float
+
+
+Contained = tuple[list[SeenBox], list[Stranger]]
+
+
+def read_containers(home: Home, only: str | None = None) -> Contained:
+    """A box a run for its containers, with the engine's word on whether they live; and strangers.
+
+    Raises Unavailable.
+    """
+    return _ours(home, only), _strangers()
+
+
+def _strangers() -> list[Stranger]:
+    """What runs on the engine without a label of agentbox."""
+    from sandbox.boxes.docker_engine import RUN, Engine
+
+    engine = Engine()
+    rows = engine.bounded(ASK_SECONDS, lambda: engine.api.containers())
+    return [
+        Stranger(str((row.get("Names") or [row["Id"]])[0]).lstrip("/"), str(row.get("Image")), float(row["Created"]))
+        for row in rows
+        if RUN not in (row.get("Labels") or {})
+    ]
+
+
+def _ours(home: Home, only: str | None) -> list[SeenBox]:
     docker = backend("docker", home.path)
     found: dict[tuple[str, str | None], SeenBox] = {}
     for box in docker.list():

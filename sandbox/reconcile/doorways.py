@@ -9,9 +9,7 @@ anything. What is looked at, for runs that live or ended within a day:
 | tmux, screen  | a window's process, started while the run was alive, in the run's working directory |
 | systemd-run   | a transient service or timer made while the run was alive (systemd.unit(5): /run/systemd/transient) |
 | cron          | a crontab changed while the run was alive, and the jobs of it that run |
-
-Containers that `docker run` started from inside carry nothing of the run, unless its environment was passed on;
-then they are found by it.
+| docker run    | a running container without a label of ours that was made while the run was alive |
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from sandbox.kernel.mounts import cgroup_of
 from sandbox.kernel.procfs import Member, Stat, read_bytes, started_at
 from sandbox.kernel.scan import Table, cmdline, folder_of
 from sandbox.manifest.home import Home
+from sandbox.reconcile.containers import Stranger
 from sandbox.reconcile.records import Recorded, read_run
 from sandbox.reconcile.strays import Finder, Stray
 
@@ -49,12 +48,13 @@ _SHARED = frozenset({"/", "/tmp", "/var/tmp", "/root", "/home", "/usr", "/var"})
 
 @dataclass(frozen=True)
 class Life:
-    """When a run lived (seconds since the epoch), where it was started, and whose it is."""
+    """When a run lived (seconds since the epoch), where it was started; `contained`: in a container."""
 
     run_id: str
     begin: float
     end: float
     folder: str | None
+    contained: bool = False
 
     def covers(self, when: float) -> bool:
         return self.begin - CLOCK <= when <= self.end + CLOCK
@@ -63,15 +63,18 @@ class Life:
 class Doorways:
     """Called by the observer of processes with its table. `runs`: all recorded runs."""
 
-    def __init__(self, home: Home, runs: Mapping[str, Recorded], only: str | None) -> None:
+    def __init__(
+        self, home: Home, runs: Mapping[str, Recorded], only: str | None, strangers: Iterable[Stranger] = ()
+    ) -> None:
         self.home = home
+        self.strangers = strangers
         self.runs = runs
         self.only = only
         self._lives: list[Life] | None = None
 
     def __call__(self, table: Table, finder: Finder) -> Iterable[Stray]:
         found = [*self._at_jobs(), *self._windows(table, finder), *self._crontabs(table, finder)]
-        return [*found, *self._units(table, finder)]
+        return [*found, *self._units(table, finder), *self._containers()]
 
     def lives(self) -> list[Life]:
         """Of the runs to be looked at; the youngest first, so that a thing is put down to the latest."""
@@ -146,6 +149,17 @@ class Doorways:
             if command and command in crontab and (stray := finder.stray(pid, one.run_id, None, told, proven=False)):
                 yield stray
 
+    def _containers(self) -> Iterator[Stray]:
+        for container in self.strangers:
+            # An engine tells whole seconds. What runs in a container of ours can't reach the engine.
+            near = (one for one in self.lives() if one.covers(container.created) or one.covers(container.created + 1))
+            one = next((one for one in near if not one.contained), None)
+            if one is not None:
+                told = {"door": f"a container of {container.image}, made while the run was alive"}
+                what = f"container {container.name} was made"
+                command = f"docker rm -f {container.name}"
+                yield _queued(one.run_id, told, what, command, container.created)
+
     def _units(self, table: Table, finder: Finder) -> Iterator[Stray]:
         places = [("/run/systemd/transient", "systemctl stop")]
         runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
@@ -183,7 +197,7 @@ def life(run: Recorded) -> Life | None:
     ends += [receipt.get("empty_at") for receipt in run.run.receipts]
     known = [one for one in map(moment, ends) if one]
     end = max(known) if known else time.time()
-    return Life(run.run_id, begin, end, run.run.cwd)
+    return Life(run.run_id, begin, end, run.run.cwd, run.run.backend == "docker")
 
 
 def _queued(run_id: str, told: dict[str, str], what: str, command: str, since: float | None) -> Stray:

@@ -20,7 +20,7 @@ from sandbox.manifest.home import Home
 from sandbox.reconcile.containers import engine_address
 from sandbox.reconcile.doorways import moment
 from sandbox.reconcile.look import Look, look, recheck
-from sandbox.reconcile.records import read_run
+from sandbox.reconcile.records import read_run, worktrees_of
 
 OLD_SECONDS = 7 * 86400.0
 """A record younger than this is kept unless asked otherwise: it is what tells where a run stopped."""
@@ -88,16 +88,7 @@ def _keeps(home: Home, run_id: str, seen: Look, older_than: float) -> str:
         return "its end is not recorded"
     if seen.survey.wall - max(known) < older_than:
         return "young"
-    trees = [task.worktree for task in run.run.tasks.values() if task.worktree and os.path.lexists(task.worktree)]
-    # Of ended tasks the quick fold tells no worktree, so the steps that name one are looked for in the file, too.
-    return f"worktree {trees[0]} is there" if trees else _worktree_named(home, run_id)
-
-
-def _worktree_named(home: Home, run_id: str) -> str:
-    from sandbox.control.status import load
-
-    run, _ = load(home, run_id)
-    trees = [task.worktree for task in run.tasks.values() if task.worktree and os.path.lexists(task.worktree)]
+    trees = [task.worktree for task in worktrees_of(home, run_id) if os.path.lexists(task.worktree or "")]
     return f"worktree {trees[0]} is there" if trees else ""
 
 

@@ -106,6 +106,20 @@ def read_run(home: Home, run_id: str, *, whole: bool = False) -> Recorded:
     return _with_order(home, seen)
 
 
+def worktrees_of(home: Home, run_id: str) -> list[Task]:
+    """The tasks of a run whose start names a worktree, looked for without decoding anything else. Never raises."""
+    try:
+        fd = open_regular(home.run_dir(run_id).manifest, os.O_RDONLY)
+    except OSError:
+        return []
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(QUICK_BYTES)
+    if b'"worktree":"' not in data:
+        return []
+    starts = (_decoded(line) for line in data.split(b"\n") if b'"worktree":"' in line)
+    return list(fold(starts).tasks.values())
+
+
 def _with_order(home: Home, seen: Recorded) -> Recorded:
     seen.order = orders.read_order(home.run_dir(seen.run_id).control)
     for task in seen.run.tasks.values():

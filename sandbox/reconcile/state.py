@@ -69,7 +69,10 @@ def _unrecorded(seen: Survey, run: Recorded, boxes: list[SeenBox]) -> Verdict:
     if not all(box.ours for box in boxes):
         why = "processes in a cgroup of ours that nobody's mark and no record is on"
         return Verdict("unknown", live=True, kind="unknown_box", why=why, severity="info")
-    unwanted = seen.owners.get(run.run_id) is False and seen.ages.get(run.run_id, 0.0) > START_SECONDS
+    # A record that can't be read tells nothing, so nothing is unwanted.
+    unwanted = (
+        not run.unreadable and seen.owners.get(run.run_id) is False and seen.ages.get(run.run_id, 0.0) > START_SECONDS
+    )
     return Verdict(
         "unknown",
         live=not unwanted,

@@ -12,6 +12,7 @@ Weaker evidence, for what was started by a server outside, is in doorways.py. Wh
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,8 @@ from sandbox.manifest.redact import redact
 from sandbox.reconcile.boxes import SeenBox
 from sandbox.reconcile.records import Recorded
 from sandbox.reconcile.servers import secret_variables
+
+_CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass
@@ -151,9 +154,17 @@ class Finder:
             run_id = values.get("AGENTBOX_RUN_ID", "")
             if pid in self.own or not self._is_control_of(values.get("AGENTBOX_CONTROL", ""), run_id):
                 continue
+            if self._contained(pid, run_id):
+                continue
             told = {"environment": f"AGENTBOX_RUN_ID={run_id}, AGENTBOX_CONTROL of this state directory"}
             self._add(found, pid, run_id, values.get("AGENTBOX_TASK_ID"), told, proven=False)
         return list(found.values())
+
+    def _contained(self, pid: int, run_id: str) -> bool:
+        """Is it in a container of a run that uses them? Its engine may put that outside of what is seen as a box."""
+        run = self.runs.get(run_id)
+        engine = run is None or run.run.backend in (None, "docker")
+        return engine and bool(_CONTAINER.search(cgroup_of(pid, self.mount) or ""))
 
     def _is_control_of(self, control: str, run_id: str) -> bool:
         return bool(run_id) and control == os.path.join(self.home.path, "runs", run_id, "ctl/control")

@@ -19,12 +19,14 @@ from sandbox.kernel.procfs import read_stat, started_at
 from sandbox.kernel.scan import pid_namespace
 from sandbox.manifest.home import Home
 from sandbox.reconcile.boxes import SeenBox, look_again, read_boxes
-from sandbox.reconcile.containers import engine_address, merge, read_containers
+from sandbox.reconcile.containers import Contained, Stranger, engine_address, merge, read_containers
 from sandbox.reconcile.doorways import Doorways, moment
 from sandbox.reconcile.mcp_config import Configurations
-from sandbox.reconcile.records import Recorded, read_run, read_runs, reread
+from sandbox.reconcile.records import Recorded, read_run, read_runs, reread, worktrees_of
 from sandbox.reconcile.servers import Place, Server, find_servers
 from sandbox.reconcile.strays import Outside, Stray, read_outside
+from sandbox.reconcile.worktrees import read_worktrees, to_look_at
+from sandbox.worktree.state import State
 
 T = TypeVar("T")
 
@@ -70,6 +72,8 @@ class Survey:
     now: float = 0.0
     wall: float = 0.0
     boxes_seen: bool = True
+    records_seen: bool = True
+    worktrees: list[State] = field(default_factory=list)
     boot: str = field(default_factory=boot_id)
     host: str = field(default_factory=lambda: os.uname().nodename)
 
@@ -117,32 +121,35 @@ def survey(home: Home, only: str | None = None, seconds: float = SECONDS) -> Sur
     cgroups = _Asked("cgroups", lambda: read_boxes(home, only), seconds)
     engine = _Asked("containers", lambda: read_containers(home, only), seconds) if engine_address() else None
     # A limited look must not fail for what it need not know.
-    seen.runs = records.get(seen.not_asked) or {}
+    runs = records.get(seen.not_asked)
+    seen.records_seen = runs is not None
+    seen.runs = runs or {}
     boxes = cgroups.get(seen.not_asked)
     seen.boxes_seen = boxes is not None
     boxes = boxes or []
-    contained = _engine(seen, engine)
+    contained, strangers = _engine(seen, engine)
     for box in merge(boxes, contained):
         seen.boxes.setdefault(box.run_id, []).append(box)
     _deepen(home, seen)
-    outside = _Asked("processes", lambda: _outside(home, seen, only), seconds)
+    outside = _Asked("processes", lambda: _outside(home, seen, only, strangers), seconds)
     _facts(seen)
     found = outside.get(seen.not_asked)
     if found is not None:
         seen.strays, seen.blind = found.strays, found.blind
     servers = _Asked("mcp servers", lambda: find_servers(_places(seen), _configurations(seen)), seconds)
     seen.servers = servers.get(seen.not_asked) or []
+    _trees(home, seen, seconds)
     seen.now, seen.wall = time.monotonic(), time.time()
     return seen
 
 
-def _engine(seen: Survey, asked: _Asked[list[SeenBox]] | None) -> list[SeenBox]:
+def _engine(seen: Survey, asked: _Asked[Contained] | None) -> Contained:
     recorded = any(uses_engine(run) for run in seen.runs.values() if not run.ended)
     if asked is None:
         if recorded:
             seen.engine = "no engine is set up here (no DOCKER_HOST, no socket that this user may use)"
             seen.not_asked.append(NotAsked("containers", seen.engine))
-        return []
+        return [], []
     missing: list[NotAsked] = []
     found = asked.get(missing)
     for one in missing:
@@ -151,7 +158,7 @@ def _engine(seen: Survey, asked: _Asked[list[SeenBox]] | None) -> list[SeenBox]:
             # Without a run in a container, an engine that is not there has nothing to tell.
             seen.engine = one.why
             seen.not_asked.append(one)
-    return found or []
+    return found or ([], [])
 
 
 def uses_engine(run: Recorded) -> bool:
@@ -166,9 +173,18 @@ def _deepen(home: Home, seen: Survey) -> None:
             seen.runs[run_id] = read_run(home, run_id, whole=True)
 
 
-def _outside(home: Home, seen: Survey, only: str | None) -> Outside:
+def _outside(home: Home, seen: Survey, only: str | None, strangers: list[Stranger]) -> Outside:
     boxes = [box for found in seen.boxes.values() for box in found]
-    return read_outside(home, boxes, seen.runs, only, Doorways(home, seen.runs, only))
+    return read_outside(home, boxes, seen.runs, only, Doorways(home, seen.runs, only, strangers))
+
+
+def _trees(home: Home, seen: Survey, seconds: float) -> None:
+    """Of runs that may be over: in a live one there is work going on."""
+    over = [run_id for run_id, run in seen.runs.items() if run.ended or run.launcher is not True]
+    tasks = ((run_id, task) for run_id in over for task in worktrees_of(home, run_id))
+    if wanted := to_look_at(tasks):
+        trees = _Asked("worktrees", lambda: read_worktrees(wanted), seconds)
+        seen.worktrees = trees.get(seen.not_asked) or []
 
 
 def _facts(seen: Survey) -> None:
@@ -183,7 +199,8 @@ def _facts(seen: Survey) -> None:
             ages = [age for age in map(_age, pids[:64]) if age is not None]
             seen.ages[run_id] = max(ages, default=0.0)
             seen.owners[run_id] = _owner_alive(pids)
-        elif run.launcher is False and pid_namespace(pids[0]) not in (None, own_ns):
+        elif run.launcher is False and not uses_engine(run) and pid_namespace(pids[0]) not in (None, own_ns):
+            # A container has a pid namespace of its own, and its launcher is outside of it.
             seen.pids_elsewhere.add(run_id)
     for run_id, run in seen.runs.items():
         if run.order is not None and run.order.word == "STOP" and seen.boxes.get(run_id):
@@ -278,7 +295,8 @@ def looked_again(home: Home, seen: Survey, run_ids: list[str]) -> list[Survey]:
     """
     found = []
     first = reread(home, run_ids)
-    boxes = {run_id: [look_again(box) for box in seen.boxes.get(run_id, ())] for run_id in run_ids}
+    again = {run_id: [look_again(box) for box in seen.boxes.get(run_id, ())] for run_id in run_ids}
+    boxes = {run_id: [box for box in found if box is not None] for run_id, found in again.items()}
     wanted = set(run_ids)
     servers = [one for one in seen.servers if one.run_id in wanted and _still(one.identities)]
     strays = [one for one in seen.strays if one.run_id in wanted and (not one.member.pid or _still(one.identities[:1]))]

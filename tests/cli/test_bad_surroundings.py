@@ -251,9 +251,9 @@ class TestOnSystemd:
     NOBODY = ("--reuid=nobody", "--regid=nogroup", "--clear-groups")
     STRANGER = ("--reuid=4242", "--regid=4242", "--clear-groups")
 
-    @pytest.mark.parametrize("runtime", [[], ["XDG_RUNTIME_DIR=/run/user/1000"]])
+    @pytest.mark.parametrize("runtime", [[], ["XDG_RUNTIME_DIR=/run/user/1000"], ["XDG_RUNTIME_DIR=/run/user/0"]])
     def test_user_with_a_manager_from_cron(self, runtime: list[str], run_id: str) -> None:
-        """As cron, su and sudo start it: no XDG_RUNTIME_DIR, no HOME, no PATH."""
+        """As cron, su and sudo start it: no XDG_RUNTIME_DIR or another user's, no HOME, no PATH."""
         done = self._as(list(self.USER), "run", "--run-id", run_id, "--", "/bin/sh", "-c", "exit 3", env=runtime)
         try:
             assert done.returncode == 3, done.stderr

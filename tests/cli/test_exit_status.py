@@ -15,7 +15,7 @@ import pytest
 from tests.cli.runs import gone, inspect, one_line, records, run_dir, start, wait_pids
 from tests.support import agentbox, agentbox_argv, agentbox_env, is_alive, wait_for
 
-pytestmark = pytest.mark.usefixtures("home")
+pytestmark = pytest.mark.usefixtures("home", "bystander")
 
 
 def foreground(*command: str) -> int:
@@ -161,18 +161,18 @@ class TestTimeout:
     def test_command_that_ends_in_time(self) -> None:
         agentbox("run", "--timeout", "1h", "--", "sh", "-c", "exit 3", check=3)
 
-    def test_detached(self, bystander: subprocess.Popen[bytes]) -> None:
+    def test_detached(self) -> None:
         run = start("sleep", "900", options=("--timeout", "0.3"))
         agentbox("wait", run, check=124)
         assert records(run, "task.exited")[0]["outcome"] == "timeout"
 
-    def test_what_the_command_left_is_ended_too(self, tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+    def test_what_the_command_left_is_ended_too(self, tmp_path: Path) -> None:
         line = f"setsid sleep 901 & echo $! > {tmp_path}/pid; sleep 900"
         agentbox("run", "--timeout", "0.3", "--", "sh", "-c", line, check=124)
         assert not is_alive(int((tmp_path / "pid").read_text()))
 
     @pytest.mark.limit(60)
-    def test_command_that_ignores_sigterm(self, tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+    def test_command_that_ignores_sigterm(self, tmp_path: Path) -> None:
         line = f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 0.05; done"
         agentbox("run", "--timeout", "0.3", "--", "sh", "-c", line, check=124)
         assert not is_alive(int((tmp_path / "pid").read_text()))

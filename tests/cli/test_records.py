@@ -15,7 +15,7 @@ from sandbox.control.orders import write_order
 from tests.cli.runs import Done, inspect, one_line, pids_of, records, run_dir, start
 from tests.support import agentbox, agentbox_argv, agentbox_env, is_alive, wait_for
 
-pytestmark = pytest.mark.usefixtures("home")
+pytestmark = pytest.mark.usefixtures("home", "bystander")
 
 
 def logs(*args: str) -> bytes:

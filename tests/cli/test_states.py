@@ -18,7 +18,7 @@ from tests.cli.mounts import Hung, own_mounts
 from tests.cli.runs import gone, inspect, one_line, pids_of, records, row, run_dir, start, wait_pids
 from tests.support import agentbox, agentbox_argv, agentbox_env, is_alive, wait_for
 
-pytestmark = pytest.mark.usefixtures("home")
+pytestmark = pytest.mark.usefixtures("home", "bystander")
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 

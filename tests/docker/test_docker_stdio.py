@@ -152,8 +152,8 @@ def test_timeout_is_124_and_nothing_is_left(lab: Lab) -> None:
 
 def test_detached_output_goes_to_the_log(lab: Lab) -> None:
     run_id = lab.new_id()
-    done = lab.run("sh", "-c", "echo out; echo err >&2; printf '\\377'", run_id=run_id, detach=True)
+    done = lab.run("sh", "-c", "echo out; echo err >&2; printf '\\377\\n'", run_id=run_id, detach=True)
     assert done.returncode == 0, done.stderr
     log = Path(lab.home) / "runs" / run_id / "out" / "main.log"
-    wait_for(lambda: log.exists() and set(log.read_bytes().split(b"\n")) == {b"out", b"err", b"\xff"})
+    wait_for(lambda: log.exists() and set(log.read_bytes().split(b"\n")) == {b"out", b"err", b"\xff", b""})
     wait_for(lambda: '"run.ended"' in (log.parent.parent / "manifest.jsonl").read_text())

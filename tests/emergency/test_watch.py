@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.beds import space
 from tests.emergency.fleet import AGENT, Fleet, backends, bare_environment, new_id, watching
-from tests.support import agentbox, agentbox_argv, agentbox_env, wait_for
+from tests.support import agentbox, agentbox_argv, wait_for
 
 Bystander = subprocess.Popen[bytes]
 
@@ -201,6 +200,17 @@ def test_more_events_than_the_queue_holds(fleet: Fleet, tmp_path: Path) -> None:
         fleet.stopped()
 
 
+def test_a_manager_that_does_not_read_holds_up_nothing(fleet: Fleet, tmp_path: Path) -> None:
+    """Its queue of datagrams is full after ten: the watch goes on all the same."""
+    with watching(fleet.home, tmp_path, WATCHDOG_USEC="30000") as watch:
+        for _ in range(2):
+            fleet.start()
+            (fleet.home / "EMERGENCY_STOP").touch()
+            fleet.stopped()
+            (fleet.home / "EMERGENCY_STOP").unlink()
+            wait_for(lambda: watch.log.read_text().count("lifted") == len(fleet.parents))
+
+
 @pytest.mark.parametrize("limit", ["instances", "watches"])
 def test_without_inotify(fleet: Fleet, tmp_path: Path, limit: str) -> None:
     """At the limit it says which sysctl to raise, and looks in turns. A user namespace has limits of its own."""
@@ -299,7 +309,6 @@ def test_an_abort_of_agentbox_keeps_its_grace(fleet: Fleet, tmp_path: Path) -> N
         aborting = subprocess.Popen(agentbox_argv("abort", run, "--grace", "60"), stdout=subprocess.DEVNULL)
         control = fleet.home / "runs" / run / "ctl" / "control"
         wait_for(lambda: control.read_text().startswith("STOP"))
-        watch.process.send_signal(0)
         os.kill(pid, 10)
         assert aborting.wait(60) == 0
         assert done.exists() and not watch.logged(run)
@@ -355,14 +364,11 @@ def test_until_lifted_ends_when_it_is(fleet: Fleet, tmp_path: Path) -> None:
 
 def test_it_feeds_the_watchdog(home: Path, tmp_path: Path) -> None:
     with watching(home, tmp_path, WATCHDOG_USEC="300000") as watch:
-        since = time.monotonic()
         wait_for(lambda: watch.told("WATCHDOG=1") and watch.states.count("WATCHDOG=1") >= 3)
-        assert time.monotonic() >= since
-    assert watch.told("STOPPING=1") if watch.socket.fileno() >= 0 else True
 
 
 @pytest.mark.parametrize("given", [["--once", "--until-lifted"], ["--grace", "soon"], ["more"]])
 def test_usage(home: Path, given: list[str]) -> None:
     done = agentbox("watch", *given, check=2)
     assert done.stdout == "" and done.stderr.startswith("agentbox: ")
-    assert agentbox_env(home)["AGENTBOX_HOME"] == str(home)
+    assert not home.exists()
