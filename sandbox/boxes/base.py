@@ -41,6 +41,7 @@ class Box:
     cgroup: str | None = None
     cgroup_inode: int | None = None
     host: str = ""
+    parent_inode: int | None = None
 
     def as_record(self) -> dict[str, Any]:
         """As the manifest keeps it."""
@@ -49,6 +50,7 @@ class Box:
             "id": self.id,
             "cgroup": self.cgroup,
             "cgroup_inode": self.cgroup_inode,
+            "parent_inode": self.parent_inode,
         }
 
 

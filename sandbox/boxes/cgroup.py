@@ -14,6 +14,9 @@ from itertools import chain
 
 from sandbox.boxes.base import Box, BoxSpec, Command, Proof, Unavailable, Usage, host_name
 from sandbox.boxes.limits import apply_limits
+from sandbox.boxes.ownership import HOME_XATTR as HOME_XATTR
+from sandbox.boxes.ownership import home_of as home_of
+from sandbox.boxes.ownership import is_ours, mark_home
 from sandbox.boxes.where import TOP, is_parent, own_box
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
@@ -24,8 +27,6 @@ from sandbox.kernel.spawn import Child, ChildFailed, spawn
 
 READY_SECONDS = 30.0
 DENIED = (errno.EACCES, errno.EPERM)
-HOME_XATTR = "user.agentbox.home"
-"""On a run's parent: which AGENTBOX_HOME made it (xattr(7); cgroupfs keeps user attributes since Linux 5.7)."""
 
 
 class CgroupBackend:
@@ -190,11 +191,7 @@ class CgroupBackend:
                 yield group.path
 
     def _is_ours(self, path: str) -> bool:
-        """By the mark; where the kernel keeps no marks, by this home's record of a run of that name."""
-        owner = home_of(path)
-        if owner is None:
-            return os.path.isdir(f"{self.home}/runs/{os.path.basename(path)}")
-        return owner == self.home
+        return is_ours(path, os.path.basename(path), self.home)
 
     # acting on a box: the same for every backend whose boxes are cgroups of this host
 
@@ -301,20 +298,6 @@ def read_usage(group: Cgroup) -> Usage:
     except OSError:
         usage.oom_kills = None
     return usage
-
-
-def mark_home(path: str, home: str) -> None:
-    try:
-        os.setxattr(path, HOME_XATTR, os.fsencode(home))
-    except OSError:
-        pass  # kernels before 5.7: the home's own record tells
-
-
-def home_of(path: str) -> str | None:
-    try:
-        return os.fsdecode(os.getxattr(path, HOME_XATTR))
-    except OSError:
-        return None
 
 
 def make_directories(path: str) -> None:

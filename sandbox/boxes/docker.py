@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from sandbox.boxes.base import LAUNCHER_SUFFIX, Box, BoxSpec, Command, Proof, Unavailable, Usage, host_name
-from sandbox.boxes.cgroup import CgroupBackend, home_of, read_usage
+from sandbox.boxes.cgroup import CgroupBackend, read_usage
 from sandbox.boxes.docker_client import Plan, fork_client
 from sandbox.boxes.docker_containers import SETTLE_SECONDS, Containers, own_directory, parent_id
 from sandbox.boxes.docker_engine import ACT_SECONDS, ASK_SECONDS, Container, Engine, Facts
 from sandbox.boxes.docker_probe import try_one
 from sandbox.boxes.docker_slices import Slices, run_of
 from sandbox.boxes.docker_spec import check, container_name, limits_missing
+from sandbox.boxes.ownership import is_ours
 from sandbox.errors import AGENTBOX_FAILED, AgentboxError
 from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.kill import kill_tree, signal_all
@@ -291,5 +292,4 @@ class DockerBackend(CgroupBackend):
         return Slices(self.home).stop(path) if path.endswith(".slice") else Cgroup(path).remove()
 
     def _is_ours(self, path: str) -> bool:
-        owner = home_of(path)
-        return owner == self.home if owner else os.path.isdir(f"{self.home}/runs/{run_of(path)}")
+        return is_ours(path, run_of(path), self.home)

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from sandbox.boxes import systemd_bus as bus
 from sandbox.boxes.base import Box, BoxSpec, Command, Unavailable, host_name
-from sandbox.boxes.cgroup import READY_SECONDS, CgroupBackend, home_of, mark_home, subdirectories
+from sandbox.boxes.cgroup import READY_SECONDS, CgroupBackend, subdirectories
 from sandbox.boxes.limits import applicable
+from sandbox.boxes.ownership import is_ours, mark_home
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.kill import kill_tree
@@ -66,7 +67,7 @@ class SystemdBackend(CgroupBackend):
         if len(parent.id) > UNIT_NAME_MAX:
             raise AgentboxError(f"run id {spec.run_id} is too long for a unit name", fix="choose a shorter --run-id")
         path = parent.cgroup or ""
-        if Cgroup(path).exists() and home_of(path) not in (None, self.home):
+        if Cgroup(path).exists() and not is_ours(path, spec.run_id, self.home):
             raise AgentboxError(
                 f"run id {spec.run_id} is in use by another AGENTBOX_HOME", fix="choose another --run-id"
             )
@@ -162,8 +163,7 @@ class SystemdBackend(CgroupBackend):
         return None
 
     def _is_ours_run(self, parent: Box) -> bool:
-        owner = home_of(parent.cgroup or "")
-        return owner == self.home if owner else os.path.isdir(f"{self.home}/runs/{parent.run_id}")
+        return is_ours(parent.cgroup or "", parent.run_id, self.home)
 
     def destroy(self, box: Box) -> bool:
         """Stop the run's slice, which an ended scope leaves behind; a scope goes by itself."""

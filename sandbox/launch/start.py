@@ -15,6 +15,7 @@ from sandbox.boxes.base import Backend, Box, BoxSpec, Command
 from sandbox.control import orders
 from sandbox.control.clock import now
 from sandbox.errors import NOT_EXECUTABLE, NOT_FOUND, AgentboxError, Refused
+from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.identity import Identity
 from sandbox.kernel.spawn import Child, ChildFailed, Step
 from sandbox.launch.environment import environment
@@ -210,12 +211,10 @@ def _box_spec(spec: LaunchSpec, home: Home, run: RunDir) -> BoxSpec:
 
 
 def _with_inode(box: Box) -> Box:
-    if box.cgroup and box.cgroup_inode is None:
-        try:
-            return replace(box, cgroup_inode=os.stat(box.cgroup).st_ino)
-        except OSError:
-            return box
-    return box
+    if not box.cgroup:
+        return box
+    own, parent = Cgroup(box.cgroup), Cgroup(os.path.dirname(box.cgroup))
+    return replace(box, cgroup_inode=own.inode(), parent_inode=parent.inode())
 
 
 def _oom_kills(backend: Backend, run_id: str) -> int:

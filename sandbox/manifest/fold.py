@@ -23,12 +23,13 @@ class Process:
 
 @dataclass(frozen=True)
 class Box:
-    """Where a task lives. `cgroup`: its path as recorded; `cgroup_inode`: of that directory."""
+    """Where a task lives. `cgroup`: its path as recorded; `cgroup_inode` of it, `parent_inode` of the run's."""
 
     backend: str | None = None
     id: str | None = None
     cgroup: str | None = None
     cgroup_inode: int | None = None
+    parent_inode: int | None = None
 
 
 @dataclass
@@ -192,7 +193,13 @@ def _started(run: Run, record: Record, task_id: str) -> None:
     task.host, task.boot_id = _text(record, "host"), _text(record, "boot_id")
     task.pid, task.start_ticks = _number(record, "pid"), _number(record, "start_ticks")
     if box is not None:
-        task.box = Box(_text(box, "backend"), _text(box, "id"), _text(box, "cgroup"), _number(box, "cgroup_inode"))
+        task.box = Box(
+            _text(box, "backend"),
+            _text(box, "id"),
+            _text(box, "cgroup"),
+            _number(box, "cgroup_inode"),
+            _number(box, "parent_inode"),
+        )
         task.backend = task.box.backend or task.backend
     task.launcher = _process(record, "launcher") or task.launcher
     detached = _bool(record, "detached")

@@ -24,9 +24,11 @@ from sandbox.manifest.home import Home
 from sandbox.manifest.writer import Writer
 from sandbox.reconcile.findings import Finding
 from sandbox.reconcile.look import Look, look, recheck
+from sandbox.reconcile.records import read_run
 
 TERM_SECONDS = 2.0
 KILL_SECONDS = 5.0
+LAUNCHER_SECONDS = 5.0
 ROUNDS = 3
 """What is ended may leave an empty cgroup, and that is a finding of its own."""
 
@@ -112,10 +114,18 @@ def _stop(home: Home, one: Finding) -> Done:
     task = one.task_id if one.kind == "orphan" else None
     target = target_of(home, one.run_id, task)
     (stop,) = carry_out(home, [target], f"reconcile: {one.kind}: {one.what}", kill)
+    _wait_for_launchers(home, one.run_id)
     what = f"{stop.proof}, {len(stop.processes)} processes ended"
     left = "".join(f"; pid {member.pid} {member.state}" for member in stop.survivors)
     warned = "".join(f"; {line}" for line in stop.warnings)
     return Done(one, stop.proof == "empty", what + left + warned)
+
+
+def _wait_for_launchers(home: Home, run_id: str) -> None:
+    """Launchers that saw their command end have its end to record and its box to remove: let them, for a while."""
+    deadline = time.monotonic() + LAUNCHER_SECONDS
+    while read_run(home, run_id, whole=True).launcher is True and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _end_processes(one: Finding, identities: Sequence[Identity]) -> Done:

@@ -43,7 +43,8 @@ class Recorded:
     `run`: the fold; of tasks that have exited, other than main, only the id and the state. `monos`: for each open
     task, CLOCK_MONOTONIC at its start. `allowances`: seconds between boundaries, where a task has one. `whole`:
     False if only the tail was read, which suffices for a run that has ended. `unreadable`: why the record could not
-    be read, or "". `order`: the run's standing order (not read for a run that has ended).
+    be read, or "". `order`: the run's standing order (not read for a run that has ended). `launchers`: whether that
+    of each open task, and of main, lives; `main_alive`: whether the recorded process of main does.
     """
 
     run_id: str
@@ -112,12 +113,16 @@ def worktrees_of(home: Home, run_id: str) -> list[Task]:
         fd = open_regular(home.run_dir(run_id).manifest, os.O_RDONLY)
     except OSError:
         return []
-    with os.fdopen(fd, "rb") as file:
-        data = file.read(QUICK_BYTES)
-    if b'"worktree":"' not in data:
+    try:
+        size = os.fstat(fd).st_size
+        if size <= QUICK_BYTES and b'"worktree":"' not in os.pread(fd, size, 0):
+            return []
+        starts = (line.data for line in scan(fd) if line.data and b'"worktree":"' in line.data)
+        return list(fold(map(_decoded, starts)).tasks.values())
+    except OSError:
         return []
-    starts = (_decoded(line) for line in data.split(b"\n") if b'"worktree":"' in line)
-    return list(fold(starts).tasks.values())
+    finally:
+        os.close(fd)
 
 
 def _with_order(home: Home, seen: Recorded) -> Recorded:
@@ -160,15 +165,17 @@ class _Kept:
         self.tasks: dict[str, list[bytes | dict[str, Any]]] = {}
         self.closed: dict[str, str] = {}
         self.main = "main"
+        self.opened: list[bytes | dict[str, Any]] = []
 
     def take(self, event: bytes, task_id: str | None, line: bytes | dict[str, Any]) -> None:
         if event in _OPENING and task_id:
             self.tasks.setdefault(task_id, []).append(line)
+            if task_id == self.main:
+                self.opened = [*self.opened[-1:], line]
             self.closed.pop(task_id, None)
         elif event in _CLOSING and task_id:
             # How main began is told later, too; of the others it is of no more interest.
-            before = self.tasks.get(task_id, [])[-2:] if task_id == self.main else []
-            self.tasks[task_id] = [*before, line]
+            self.tasks[task_id] = [*(self.opened if task_id == self.main else ()), line]
             self.closed[task_id] = _CLOSING[event]
         elif event == b"run.created":
             if self.created is None:

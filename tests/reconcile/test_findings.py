@@ -346,6 +346,42 @@ def test_torn_tail_is_told() -> None:
     assert kinds() == ["bad_record"]
 
 
+def in_repository(tmp_path: Path) -> Path:
+    """A repository with one commit, to start runs in."""
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    name = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", "init", "-q", "-b", "main", str(folder)], check=True)
+    (folder / "file").write_text("one\n")
+    subprocess.run(["git", "-C", str(folder), "add", "."], check=True)
+    subprocess.run(["git", "-C", str(folder), *name, "commit", "-qm", "one"], check=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("script", "wanted"),
+    [
+        ("true", []),
+        ("echo two >file", ["dirty_worktree"]),
+        ("touch new", ["dirty_worktree"]),
+        ("echo two >file; git -c user.name=t -c user.email=t@example.org stash -q", ["stash"]),
+    ],
+)
+def test_work_left_in_a_worktree(
+    script: str, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(in_repository(tmp_path))
+    live = start("sh", "-c", "touch wip; sleep 900", options=("--worktree",))
+    run = ended(start("sh", "-c", script, options=("--worktree",)))
+    found = findings()
+    assert [(one["kind"], one["run_id"], one["severity"]) for one in found] == [(kind, run, "info") for kind in wanted]
+    assert reconcile("--kill")["ended"] == []
+    assert findings() == found and inspect(live)["state"] == "running"
+    for one_of_them in found:
+        command = one_of_them["command"]
+        assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+
+
 def test_table_for_people() -> None:
     run = orphan()
     text = agentbox("reconcile", check=1).stdout

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,9 +26,9 @@ from sandbox.reconcile import survey as survey_module
 from sandbox.reconcile.boxes import SeenBox
 from sandbox.reconcile.classify import classify
 from sandbox.reconcile.survey import survey
-from tests.cli.runs import inspect, start
+from tests.cli.runs import inspect, run_dir, start
 from tests.reconcile.looking import box_pids, end, findings, in_state, orphan, reconcile
-from tests.support import agentbox
+from tests.support import agentbox, is_alive, wait_for
 
 NOBODY = 65534
 pytestmark = pytest.mark.usefixtures("runs")
@@ -90,6 +92,29 @@ def test_cgroups_that_could_not_be_asked_make_nothing_lost(home: Path, monkeypat
     seen = survey(Home(str(home)))
     assert [(one.observer, one.why) for one in seen.not_asked] == [("cgroups", "OSError: no")]
     assert [one.kind for one in classify(seen) if one.kind != "escapee"] == []
+
+
+def test_records_that_can_not_be_listed_make_no_findings(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them every box would be unknown."""
+    start("sleep", "900")
+
+    def fails(*_: object) -> dict[str, object]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(survey_module, "read_runs", fails)
+    seen = survey(Home(str(home)))
+    assert [one.observer for one in seen.not_asked] == ["records"]
+    assert classify(seen) == []
+
+
+def test_record_that_can_not_be_read_is_never_a_reason_to_kill(home: Path) -> None:
+    run = orphan()
+    manifest = run_dir(run) / "manifest.jsonl"
+    manifest.rename(manifest.with_suffix(".away"))
+    manifest.mkdir()
+    assert sorted(found["kind"] for found in findings()) == ["bad_record", "unknown_box"]
+    assert reconcile("--kill", check=1)["ended"] == []
+    assert box_pids(run)
 
 
 def as_nobody(work: Callable[[], object]) -> list[Any]:
@@ -204,9 +229,33 @@ def test_containers(engine: object) -> None:
     run = start("sleep", "900", options=("--image", IMAGE))
     reconcile(check=0)
     (task,) = inspect(run)["task_list"]
-    os.kill(task["launcher"]["pid"], 9)
-    os.kill(task["pid"], 9) if task["pid"] else None
-    wait = [found for found in findings() if found["run_id"] == run]
-    assert [found["kind"] for found in wait] == ["orphan"]
+    for pid in (task["launcher"]["pid"], task["pid"]):
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda pid=pid: not is_alive(pid))
+    assert [(found["kind"], found["run_id"]) for found in findings()] == [("orphan", run)]
     reconcile("--kill", check=0)
     assert box_pids(live) and inspect(run)["state"] == "stopped"
+
+
+@pytest.mark.bed("dockerd")
+def test_container_that_the_agent_made(engine: Any) -> None:
+    """`docker run` from inside: nothing marks it, but that it came while the run was alive."""
+    from tests.beds.dockerd import IMAGE
+
+    docker = shutil.which("docker")
+    assert docker is not None
+    before, made = (f"stranger-{os.getpid()}-{word}" for word in ("before", "made"))
+    argv = [docker, "run", "-d", "--rm", "--network", "none", "--name"]
+    try:
+        subprocess.run([*argv, before, IMAGE, "sleep", "900"], check=True, capture_output=True)
+        time.sleep(2.1)  # an engine tells whole seconds
+        run = start(*argv, made, IMAGE, "sleep", "900", options=("--backend", "cgroup", "--on-exit", "leave"))
+        agentbox("wait", run, check=0)
+        (found,) = [found for found in findings() if found["kind"] == "escapee"]
+        assert (found["run_id"], found["severity"]) == (run, "info")
+        assert made in found["what"] and found["command"] == f"docker rm -f {made}"
+        ended = reconcile("--kill", check=1)["ended"]
+        assert [done for done in ended if done["kind"] == "escapee"] == []
+        assert subprocess.run([docker, "inspect", made], capture_output=True).returncode == 0
+    finally:
+        subprocess.run([docker, "rm", "-f", before, made], check=True, capture_output=True)

@@ -243,6 +243,36 @@ def box_locked() -> None:
     main_beats()
 
 
+def disown() -> None:
+    """Marks the run's parent as somebody else's."""
+    if BOXED:
+        for group in (own_cgroup(), own_cgroup().parent):
+            os.setxattr(group, "user.agentbox.home", b"/elsewhere")
+
+
+def disowned() -> None:
+    child("one", os.setsid)
+    disown()
+    main_beats()
+
+
+def moved_out() -> None:
+    """Out of the task's box into one of its own beside it, the task's removed, the mark changed."""
+    beside = own_cgroup().parent / "beside"
+    if BOXED:
+        box = own_cgroup()
+        beside.mkdir()
+        move(beside)()
+        while box.exists():  # a manager may be quicker
+            try:
+                box.rmdir()
+            except OSError:
+                time.sleep(INTERVAL)
+        disown()
+    child("one", os.setsid)
+    main_beats()
+
+
 def nested_threaded() -> None:
     """A threaded cgroup has no list of processes, and can't be killed by its own file."""
     inner = own_cgroup() / "inner"

@@ -32,6 +32,8 @@ TRICKS = [
     "nested_locked",
     "box_locked",
     "nested_threaded",
+    "disowned",
+    "moved_out",
     "leader_gone",
     "hopper",
 ]
