@@ -54,23 +54,24 @@ def end_findings(home: Home, seen: Look, only: str | None = None) -> tuple[list[
     done: list[Done] = []
     for _ in range(ROUNDS):
         tried = {one.finding.identity for one in done}
-        fresh = _one_round(home, [one for one in seen.findings if one.remedy and one.identity not in tried], only)
-        if not fresh:
+        open_ones = {one.identity for one in seen.findings if one.remedy} - tried
+        if not open_ones:
             break
+        second = look(home, only)
+        fresh = _one_round(home, open_ones, second)
         done += fresh
-        seen = look(home, only)
+        seen = look(home, only) if fresh else second
     return done, seen
 
 
-def _one_round(home: Home, first: list[Finding], only: str | None) -> list[Done]:
-    if not first:
-        return []
-    second = look(home, only)
-    before = {one.identity for one in first}
+def _one_round(home: Home, before: set[tuple[Any, ...]], second: Look) -> list[Done]:
+    """Act on what the look before and the second have in common."""
     twice = [one for one in second.findings if one.remedy and one.identity in before]
     done: list[Done] = []
     for one in sorted(twice, key=_order):
         if any(one.run_id == other.finding.run_id and _covers(other, one) for other in done):
+            done.append(Done(one, True, "ended with its run"))
+            _record(home, done[-1])
             continue
         # The last glance, right before: whoever started or ended something meanwhile is respected.
         again = [found for found in recheck(home, second.survey, [one]) if found.remedy]

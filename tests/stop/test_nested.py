@@ -156,9 +156,7 @@ def test_run_that_is_stopped_from_inside(staged: Staged, verb: str) -> None:
     stage = staged(agent("attached"))
     options = ["--grace", "0", "--term", "0.1"] if verb == "abort" else []
     ask = agentbox_line(verb, stage.run_id, "--reason", "had enough", *options)
-    stage.start(
-        argv=shell("while ! [ -e go-on ]; do sleep 0.01; done &", f"(wait; {ask}) &", *[shlex.join(agent("attached"))])
-    )
+    stage.start(argv=shell(f"(while ! [ -e go-on ]; do sleep 0.01; done; {ask}) &", shlex.join(agent("attached"))))
     (stage.folder / "go-on").touch()
     assert agentbox("wait", stage.run_id).returncode in ((137,) if verb == "kill" else (137, 143))
     assert stage.registered_alive() == []
