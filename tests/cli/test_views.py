@@ -1,4 +1,4 @@
-"""The form of what `ps`, `inspect`, `tree` and `kill` print: stable JSON, and text that turns no terminal."""
+"""What `ps`, `inspect`, `tree` and `kill` print: stable JSON, and text that no agent can turn on a terminal."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ def kinds(*args: str, **more: Any) -> list[str]:
 
 def one(kind: str, *args: str, **more: Any) -> Found:
     """The only finding, which must be of this kind."""
-    (found,) = findings(*args, **more)
-    assert found["kind"] == kind, found
-    return found
+    found = findings(*args, **more)
+    assert [one["kind"] for one in found] == [kind], found
+    return found[0]
 
 
 def assert_clean() -> None:

@@ -41,7 +41,8 @@ def test_stop_of_one_leaves_the_other_of_nearly_its_name(staged: Staged, verb: s
         assert one in ambiguous.stderr and other in ambiguous.stderr
         assert ambiguous.stdout == ""
         found = receipt(verb, one, *options)
-        assert len(found["processes"]) == 3
+        # An abort looks at each rung, and the heartbeat may have begun another sleep by then.
+        assert len(found["processes"]) == 3 or (verb == "abort" and len(found["processes"]) > 3)
         assert stopped.registered_alive() == []
         beats(kept)
         kept.kill()
