@@ -81,16 +81,17 @@ def whole_processes(rounds: int) -> None:
 
 def memory() -> None:
     """Resident memory of the launcher while the command runs, in MiB."""
-    process = subprocess.Popen([*AGENTBOX, "run", "--", "sleep", "600"], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*AGENTBOX, "run", "--run-id", "resident", "--", "sleep", "600"], stderr=subprocess.DEVNULL
+    )
     try:
         wait_for(lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().strip() != "")
-        run_id = wait_for(lambda: sorted(os.listdir(f"{os.environ['AGENTBOX_HOME']}/runs"))[-1])
-        wait_for(lambda: "task.started" in manifest(run_id))
+        wait_for(lambda: "task.started" in manifest("resident"))
         time.sleep(0.2)
         status = Path(f"/proc/{process.pid}/status").read_text()
         resident = int(status.split("VmRSS:")[1].split()[0]) / 1024
         row("launcher's resident memory, MiB", "20", [resident])
-        timed([*AGENTBOX, "kill", run_id])
+        timed([*AGENTBOX, "kill", "resident"])
     finally:
         process.wait()
 
@@ -123,12 +124,15 @@ def freezing(count: int, rounds: int) -> None:
         return time.perf_counter() - start
 
     values = []
-    for _ in range(rounds):
+    for number in range(rounds):
         with fleet(count) as (group, run_id):
-            first = ours(group, run_id)
-            group.thaw()
-            group.wait("frozen", False, time.monotonic() + 10)
-            values.append(first / bare(group, run_id))
+            spent = {}
+            # Each first in turn: a fleet that was just forked is slower to freeze than one that was frozen before.
+            for way in (ours, bare) if number % 2 else (bare, ours):
+                spent[way] = way(group, run_id)
+                group.thaw()
+                group.wait("frozen", False, time.monotonic() + 10)
+            values.append(spent[ours] / spent[bare])
     row(f"order to frozen, {count} processes / cgroup.freeze", "1.5", values)
 
 
