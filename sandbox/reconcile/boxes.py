@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sandbox.boxes.base import LAUNCHER_SUFFIX, Unavailable
-from sandbox.boxes.cgroup import home_of
+from sandbox.boxes.cgroup import CgroupBackend, home_of
 from sandbox.boxes.systemd import run_of_slice, task_of_scope
 from sandbox.boxes.where import TOP
 from sandbox.kernel.cgroup import Cgroup
-from sandbox.kernel.mounts import cgroup2_mount
+from sandbox.kernel.mounts import Mount, cgroup2_mount
 from sandbox.kernel.scan import children, own_pids, walk_members
 from sandbox.manifest.home import Home
 from sandbox.manifest.ids import is_id
@@ -58,11 +58,12 @@ class SeenBox:
 
 
 def read_boxes(home: Home, only: str | None = None) -> list[SeenBox]:
-    """All boxes of this home, or of one run, and those of nobody that can be told. Raises Unavailable."""
+    """All boxes of this home, or of one run; where its own runs go also those of nobody. Raises Unavailable."""
     mount = cgroup2_mount()
     if mount is None:
         raise Unavailable("no cgroup v2 mount can be seen", fix="mount -t cgroup2 none /sys/fs/cgroup")
     found = []
+    own = _own_tops(home, mount)
     for backend, run_id, path in _parents(mount.point):
         if only is not None and run_id != only:
             continue
@@ -70,7 +71,19 @@ def read_boxes(home: Home, only: str | None = None) -> list[SeenBox]:
         if owner not in (None, home.path):
             continue
         recorded = owner is not None or os.path.isdir(os.path.join(home.path, "runs", run_id))
-        found.append(_look(backend, run_id, path, True if recorded else None))
+        if recorded or os.path.dirname(path) in own:
+            found.append(_look(backend, run_id, path, True if recorded else None))
+    return found
+
+
+def _own_tops(home: Home, mount: Mount) -> set[str]:
+    """Where this caller's runs go: what is elsewhere, without a mark and a record, is none of its business."""
+    manager = f"/user.slice/user-{os.geteuid()}.slice/user@{os.geteuid()}.service" if os.geteuid() else ""
+    found = {f"{mount.point.rstrip('/')}{manager}/{SLICE}"}
+    try:
+        found.add(f"{CgroupBackend(home.path).base().rstrip('/')}/{TOP}")
+    except Unavailable:
+        pass
     return found
 
 

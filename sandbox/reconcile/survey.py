@@ -198,7 +198,8 @@ def _facts(seen: Survey) -> None:
         if run is None or run.missing or run.unreadable:
             ages = [age for age in map(_age, pids[:64]) if age is not None]
             seen.ages[run_id] = max(ages, default=0.0)
-            seen.owners[run_id] = _owner_alive(pids)
+            # The same path may be the home of another agentbox, in a container that is seen from here.
+            seen.owners[run_id] = _owner_alive(pids) if pid_namespace(pids[0]) == own_ns else None
         elif run.launcher is False and not uses_engine(run) and pid_namespace(pids[0]) not in (None, own_ns):
             # A container has a pid namespace of its own, and its launcher is outside of it.
             seen.pids_elsewhere.add(run_id)

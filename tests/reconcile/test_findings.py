@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from sandbox.boxes.cgroup import HOME_XATTR
 from sandbox.kernel.identity import Identity
+from tests.beds import space
 from tests.cli.runs import inspect, pids_of, records, run_dir, start
 from tests.reconcile.looking import (
     assert_clean,
@@ -269,20 +271,32 @@ def test_box_of_a_task_that_no_record_knows() -> None:
         end(process)
 
 
-def test_unmarked_box_is_nobodys(free_cgroup: Path) -> None:
-    """In our parent, without a mark and without a record: shown with the command of the kernel, never ended."""
-    box = free_cgroup / "agentbox" / "handmade" / "x"
-    box.mkdir(parents=True)
-    process = subprocess.Popen(["sleep", "900"])
-    try:
-        (box / "cgroup.procs").write_text(str(process.pid))
-        found = one("unknown_box")
-        assert found["severity"] == "info"
-        assert found["command"] == f"echo 1 > {box.parent}/cgroup.kill"
-        reconcile("--kill", check=1)
-        assert is_alive(process.pid)
-    finally:
-        end(process)
+HANDMADE = """
+own=$1; reconcile="$2 -m sandbox.cli.main reconcile --json"
+mkdir -p $own/agentbox/handmade/x $own/elsewhere/agentbox/other/x
+sleep 900 & echo $! > $own/agentbox/handmade/x/cgroup.procs
+sleep 900 & echo $! > $own/elsewhere/agentbox/other/x/cgroup.procs
+$reconcile > first; $reconcile --kill > second; echo done > ready; wait
+"""
+
+
+def test_unmarked_box_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the caller's runs go, without a mark and a record: shown with the kernel's own command, never ended.
+
+    The caller is inside of a run, so that its own place is one that no other test has.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script").write_text(HANDMADE)
+    script = 'own=$(sed -n "s|^0::||p" /proc/self/cgroup); exec sh script "$0$own" "$1"'
+    mount = space.cgroup2_mount()
+    run = start("sh", "-c", script, str(mount), sys.executable, options=("--backend", "cgroup"))
+    wait_for((tmp_path / "ready").exists, 60)
+    for name in ("first", "second"):
+        (found,) = json.loads((tmp_path / name).read_text())["findings"]
+        assert (found["kind"], found["severity"], found["run_id"]) == ("unknown_box", "info", "handmade")
+        assert found["command"] == f"echo 1 > {box_of(run)}/agentbox/handmade/cgroup.kill"
+    assert inspect(run)["processes"] == 3
+    assert_clean()
 
 
 def test_another_home_is_another_world(home: Path, tmp_path: Path) -> None:
