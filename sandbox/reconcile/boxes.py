@@ -1,7 +1,6 @@
 """The observer of cgroups: every box of a run that this host shows, plain or in a systemd slice, in one walk.
 
-Whose a box is, its own mark says (boxes.cgroup.HOME_XATTR); without a mark this home's record of a run of that name
-does. Units are not asked about: the cgroup is the truth, the unit's state a hint.
+Whose a box is, boxes.ownership says. Units are not asked about: the cgroup is the truth, the unit's state a hint.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sandbox.boxes.base import LAUNCHER_SUFFIX, Unavailable
-from sandbox.boxes.cgroup import CgroupBackend, home_of
+from sandbox.boxes.cgroup import CgroupBackend
+from sandbox.boxes.ownership import home_of, is_ours
 from sandbox.boxes.systemd import run_of_slice, task_of_scope
 from sandbox.boxes.where import TOP
 from sandbox.kernel.cgroup import Cgroup
@@ -68,11 +68,11 @@ def read_boxes(home: Home, only: str | None = None) -> list[SeenBox]:
         if only is not None and run_id != only:
             continue
         owner = home_of(path)
-        if owner not in (None, home.path):
-            continue
-        recorded = owner is not None or os.path.isdir(os.path.join(home.path, "runs", run_id))
-        if recorded or os.path.dirname(path) in own:
-            found.append(_look(backend, run_id, path, True if recorded else None))
+        recorded = os.path.isdir(os.path.join(home.path, "runs", run_id))
+        if owner == home.path or (recorded and is_ours(path, run_id, home.path)):
+            found.append(_look(backend, run_id, path, True))
+        elif owner is None and os.path.dirname(path) in own:
+            found.append(_look(backend, run_id, path, None))
     return found
 
 

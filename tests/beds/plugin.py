@@ -30,7 +30,7 @@ BEDS: dict[str, Bed] = {
     bed.name: bed for bed in (Host("dockerd"), Nspawn("nspawn"), Nspawn("nspawn-user", user="dev"), VmBed("vm"))
 }
 INSIDE_HOST = (HOST, "dockerd")  # these run in the host's own pytest
-SILENCE = 600.0  # seconds without a report after which a bed counts as hung: a boot or the longest test
+SILENCE = 1000.0  # seconds without a report after which a bed counts as hung: a boot or the longest test
 
 _MARKERS = (
     "bed(name, ...): where the test runs: host (default), dockerd, nspawn, nspawn-user, vm",

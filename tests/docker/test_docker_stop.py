@@ -235,9 +235,10 @@ def test_the_client_is_killed_and_the_container_ends(lab: Lab) -> None:
     children = Path(f"/proc/{lab.started[0].pid}/task/{lab.started[0].pid}/children").read_text().split()
     assert len(children) == 1
     os.kill(int(children[0]), signal.SIGKILL)
-    assert lab.started[0].wait(30) == 137
+    # The container may beat before the client has said that it started: then the start has failed.
+    code = lab.started[0].wait(30)
+    assert (code, lab.state(run_id)) in ((137, "exited"), (125, "not started"))
     assert still(beats)
-    assert lab.state(run_id) == "exited"
 
 
 def test_killing_one_task_leaves_the_others(lab: Lab) -> None:

@@ -78,7 +78,7 @@ def test_an_observer_that_hangs_or_fails_is_named(home: Path, monkeypatch: pytes
     seen = survey(Home(str(home)), seconds=1.0)
     waiting.set()
     assert [(one.observer, one.why) for one in seen.not_asked] == [("processes", "no answer in time")]
-    assert list(seen.boxes) == [run] and time.monotonic() - began < 60
+    assert run in seen.boxes and time.monotonic() - began < 60
 
 
 def test_cgroups_that_could_not_be_asked_make_nothing_lost(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_cgroups_that_could_not_be_asked_make_nothing_lost(home: Path, monkeypat
     monkeypatch.setattr(survey_module, "read_boxes", fails)
     seen = survey(Home(str(home)))
     assert [(one.observer, one.why) for one in seen.not_asked] == [("cgroups", "OSError: no")]
-    assert [one.kind for one in classify(seen) if one.kind != "escapee"] == []
+    assert [one.kind for one in classify(seen) if one.kind not in ("escapee", "unknown_box")] == []
 
 
 def test_records_that_can_not_be_listed_make_no_findings(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
