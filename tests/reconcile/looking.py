@@ -35,7 +35,7 @@ def reconcile(*args: str, check: int | None = None, **more: Any) -> Found:
 
 
 def foreign(found: Found) -> bool:
-    return found["kind"] == "unknown_box" and found["severity"] == "info"
+    return bool(found["kind"] == "unknown_box" and found["severity"] == "info")
 
 
 def findings(*args: str, **more: Any) -> list[Found]:
