@@ -58,7 +58,7 @@ def add_options(parser: Parser) -> None:
         action=Value,
         convert=values.duration,
         metavar="TIME",
-        help="end it after, such as 2h (exit 124)",
+        help="end it after, such as 2h (exit 124), pauses included",
     )
     add("--worktree", action="store_true", help="give the task a git worktree of its own, at ../wt-RUN-TASK")
     add("--base", metavar="REF", help="where its branch agent/RUN/TASK starts (default: HEAD)")

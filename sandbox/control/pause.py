@@ -13,7 +13,7 @@ from typing import Any
 
 from sandbox.boxes.where import own_box
 from sandbox.control import orders
-from sandbox.control.status import Status, status
+from sandbox.control.status import Status, load, status
 from sandbox.errors import USAGE, AgentboxError, Refused
 from sandbox.harness.beat import Mark, marks
 from sandbox.manifest.home import Home
@@ -25,12 +25,17 @@ LOOK_EVERY = 0.05
 
 @dataclass
 class TaskQuiet:
-    """`state`: quiet, call (in a tool call), idle (between calls), no gate, or ended. `since`: seconds since 1970."""
+    """`state`: quiet, call (in a tool call), idle (between calls), no gate, or ended. `since`: seconds since 1970.
+
+    `dirty`: the task's worktree holds what is not committed; None: could not tell, or `worktree` is None.
+    """
 
     task_id: str
     state: str
     call: str | None = None
     since: float | None = None
+    worktree: str | None = None
+    dirty: bool | None = None
 
     @property
     def quiet(self) -> bool:
@@ -90,6 +95,17 @@ def look(home: Home, run_id: str, task_id: str | None = None) -> list[TaskQuiet]
     return [_of_task(one, task, marks(run.beat(task))) for task in wanted]
 
 
+def look_at_worktrees(home: Home, run_id: str, tasks: list[TaskQuiet]) -> None:
+    """Fill `worktree` and `dirty` of each; a worktree whose directory is gone is none."""
+    from sandbox.worktree.state import is_dirty
+
+    known = load(home, run_id)[0].tasks
+    for task in tasks:
+        path = known[task.task_id].worktree if task.task_id in known else None
+        if path and os.path.isdir(path):
+            task.worktree, task.dirty = path, is_dirty(path)
+
+
 def _of_task(one: Status, task_id: str, seen: list[Mark]) -> TaskQuiet:
     if one.run.tasks[task_id].state in ("exited", "failed") or not one.live:
         return TaskQuiet(task_id, "ended")
@@ -98,7 +114,7 @@ def _of_task(one: Status, task_id: str, seen: list[Mark]) -> TaskQuiet:
     open_calls: dict[str, Mark] = {}
     held: dict[str, Mark] = {}
     for mark in seen:
-        open_calls.pop(mark.name, None) if mark.word in ("tick", "stop") else None
+        open_calls.pop(mark.name, None)
         held.pop(mark.name, None)
         if mark.word == "call":
             open_calls[mark.name] = mark

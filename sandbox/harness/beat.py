@@ -47,6 +47,8 @@ def _parse(line: bytes) -> Mark | None:
     if len(parts) != 5 or parts[1] not in WORDS:
         return None
     try:
-        return Mark(float(parts[0]), parts[1], int(parts[2]), parts[3][:64], int(parts[4]))
+        # A date(1) without fractions leaves something else after the point.
+        at = parts[0] if parts[0].replace(".", "", 1).isdigit() else parts[0].partition(".")[0]
+        return Mark(float(at), parts[1], int(parts[2]), parts[3][:64], int(parts[4]))
     except ValueError:
         return None

@@ -13,7 +13,7 @@ home=${run%/runs/*}
 mark() {
     [ -n "${AGENTBOX_BEAT-}" ] || return 0
     { [ ! -L "$AGENTBOX_BEAT" ] && { [ -f "$AGENTBOX_BEAT" ] || [ ! -e "$AGENTBOX_BEAT" ]; }; } || return 0
-    { printf '%s %s %s %s %s\n' "$(date +%s.%3N)" "$1" "$2" "$name" "$tokens" >>"$AGENTBOX_BEAT"; } 2>/dev/null || :
+    { date "+%s.%3N $1 $2 $name $tokens" >>"$AGENTBOX_BEAT"; } 2>/dev/null || :
 }
 
 # Sets word, generation and reason from an order's file; what can't be trusted is STOP.
@@ -33,14 +33,16 @@ look() {
     first= second= reason=
     {
         IFS= read -r first || :
-        while IFS= read -r line; do
-            case $line in "reason: "*) second=${line#reason: } && break ;; esac
-        done
+        case $first in
+            "PAUSE "* | "STOP "*)
+                while IFS= read -r line; do
+                    case $line in "reason: "*) second=${line#reason: } && break ;; esac
+                done
+                ;;
+            "RUN "*) ;;
+            *) reason="${1##*/}: holds no order" && return ;;
+        esac
     } <"$1"
-    case $first in
-        "RUN "* | "PAUSE "* | "STOP "*) ;;
-        *) reason="${1##*/}: holds no order" && return ;;
-    esac
     number=${first#* }
     case $number in
         '' | *[!0-9]* | ???????????????????*) reason="${1##*/}: holds no order" && return ;;
@@ -52,20 +54,30 @@ if [ "$verb" = tick ]; then
     mark tick 0
     exit 0
 fi
-held=
-while :; do
+# Sets word, generation and reason to the stricter order of run and task; an emergency stop comes before both.
+standing() {
     if [ -e "$home/EMERGENCY_STOP" ] || [ -L "$home/EMERGENCY_STOP" ]; then
         word=STOP generation=0 reason="the emergency stop is on"
-    else
-        look "$AGENTBOX_CONTROL"
-        if [ "$word" != STOP ] && [ -n "${AGENTBOX_TASK_ID-}" ]; then
-            run_word=$word run_generation=$generation run_reason=$reason
-            look "$ctl/tasks/$AGENTBOX_TASK_ID"
-            generation=$run_generation
-            if [ "$word" != STOP ] && [ "$run_word" = PAUSE ]; then
-                word=PAUSE reason=$run_reason
-            fi
-        fi
+        return
+    fi
+    look "$AGENTBOX_CONTROL"
+    if [ "$word" = STOP ] || [ -z "${AGENTBOX_TASK_ID-}" ]; then return; fi
+    run_word=$word run_generation=$generation run_reason=$reason
+    look "$ctl/tasks/$AGENTBOX_TASK_ID"
+    generation=$run_generation
+    if [ "$word" != STOP ] && [ "$run_word" = PAUSE ]; then
+        word=PAUSE reason=$run_reason
+    fi
+}
+
+held=
+while :; do
+    standing
+    if [ "$word" = RUN ]; then
+        # Marked, then looked at again: whoever orders and then reads the marks sees the call, or it sees the order.
+        mark call "$generation"
+        standing
+        held=
     fi
     case $word in
         STOP)
@@ -79,9 +91,8 @@ while :; do
     held=1
     sleep 0.1
 done
-mark call "$generation"
 steer=$run/steer/${AGENTBOX_TASK_ID-}.jsonl
-if [ -f "$steer" ] && [ ! -L "$steer" ]; then
+if [ -n "${AGENTBOX_BEAT-}" ] && [ -f "$steer" ] && [ ! -L "$steer" ]; then
     number=0
     set -C
     while IFS= read -r line; do
