@@ -15,7 +15,7 @@ from sandbox.boxes.where import own_box
 from sandbox.control import orders
 from sandbox.control.status import Status, load, status
 from sandbox.errors import USAGE, AgentboxError, Refused
-from sandbox.harness.beat import Mark, marks
+from sandbox.harness.beat import Mark, marks, under_way
 from sandbox.manifest.home import Home
 from sandbox.manifest.record import whoami
 from sandbox.manifest.writer import Writer
@@ -111,14 +111,11 @@ def _of_task(one: Status, task_id: str, seen: list[Mark]) -> TaskQuiet:
         return TaskQuiet(task_id, "ended")
     if not seen:
         return TaskQuiet(task_id, "no gate")
-    open_calls: dict[str, Mark] = {}
+    open_calls = under_way(seen)
     held: dict[str, Mark] = {}
     for mark in seen:
-        open_calls.pop(mark.name, None)
         held.pop(mark.name, None)
-        if mark.word == "call":
-            open_calls[mark.name] = mark
-        elif mark.word == "quiet":
+        if mark.word == "quiet":
             held[mark.name] = mark
     if open_calls:
         first = min(open_calls.values(), key=lambda mark: mark.at)
