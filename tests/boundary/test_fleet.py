@@ -241,6 +241,7 @@ def test_a_redirect_keeps_twelve_modifies_two_and_drops_two(fleet: Fleet, tmp_pa
     assert all(nothing_twice(fleet, name) for name in NAMES)
     after, orders_after = fleet.identities(), fleet.orders()
     for name in kept:
+        assert "signal" not in fleet.lines(name)
         assert after[name] == identities[name] and Identity.of(after[name][0] or 0) is not None
         assert orders_after[name] == before[name], "the order of a kept task was touched"
     assert fleet.branches() == branches - {f"agent/{FLEET}/{name}" for name in marked} | set(marked.values())
@@ -252,6 +253,9 @@ def test_a_redirect_keeps_twelve_modifies_two_and_drops_two(fleet: Fleet, tmp_pa
     starts = [one["task_id"] for one in records if one["event"] == "task.started"]
     assert sorted(starts) == sorted(["main", *NAMES]), "a task was started twice"
     assert {one["task_id"] for one in records if one["event"] == "task.exited"} == set(marked)
+    again = agentbox("redirect", FLEET, "--table", str(table), check=2)
+    assert "not in flight: w10, w11" in again.stderr, "a table counts once"
+    assert agentbox("manifest", FLEET, check=0).stdout.count('"steer.table"') == 1
 
 
 REFUSED = [
@@ -297,7 +301,7 @@ def test_one_redirect_at_a_time_and_no_new_task_meanwhile(home: Path, tmp_path: 
     agentbox("run", "-d", "--run-id", RUN, "--", "sleep", "1000", check=0)
     agentbox("spawn", RUN, "-d", "--task", "a", "--", "sleep", "1000", check=0)
     table = tmp_path / "table"
-    table.write_text('{"tasks": [{"task": "a", "action": "drop", "why": "x"}]}')
+    table.write_text('[[tasks]]\ntask = "a"\naction = "drop"\nwhy = "x"\n')
     first = subprocess.Popen(
         ["python3", "-c", "import fcntl,os,sys,time; fd=os.open(sys.argv[1],os.O_RDONLY); fcntl.flock(fd,2);"
          "print(flush=True); time.sleep(900)", f"{home}/runs/{RUN}/steer"], stdout=subprocess.PIPE,
@@ -311,8 +315,46 @@ def test_one_redirect_at_a_time_and_no_new_task_meanwhile(home: Path, tmp_path: 
         first.kill()
         first.wait()
         first.stdout.close()
-    agentbox("redirect", RUN, "--table", str(table), "--grace", "0", check=0)
+    assert "is taken" in agentbox("spawn", RUN, "-d", "--task", "a", "--", "true", check=125).stderr
+    # It passes no gate: what does not leave at a boundary takes the ladder.
+    assert "dropped: a (empty)" in agentbox("redirect", RUN, "--table", str(table), "--grace", "0", check=0).stdout
+    assert "is taken" in agentbox("spawn", RUN, "-d", "--task", "a", "--", "true", check=125).stderr
     agentbox("spawn", RUN, "--", "true", check=0)
+    agentbox("kill", RUN, check=0)
+
+
+def test_one_task_is_held_and_the_others_go_on(home: Path, tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+    gate = f"sh {HARNESS}/gate.sh"
+    agentbox("run", "-d", "--run-id", RUN, "--", "sh", "-c", f"{GATED}; exec sleep 1000", check=0)
+    for name in ("a", "b"):
+        script = f'while {gate} gate x; do echo step >>"{tmp_path}/{name}"; sleep 0.05; {gate} tick x; done'
+        agentbox("spawn", RUN, "-d", "--task", name, "--", "sh", "-c", script, check=0)
+
+    def steps(name: str) -> int:
+        path = tmp_path / name
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    def goes_on(name: str) -> bool:
+        before = steps(name)
+        return wait_for(lambda: steps(name) > before + 1, 30)
+
+    assert goes_on("a") and goes_on("b")
+    told = json.loads(agentbox("pause", RUN, "--task", "a", "--wait", "30s", "--json", check=0).stdout)
+    assert [(task["task_id"], task["state"]) for task in told["tasks"]] == [("a", "quiet")]
+    held = steps("a")
+    agentbox("resume", RUN, check=0)
+    assert goes_on("b") and steps("a") == held, "the run's order does not lift a task's own"
+    agentbox("pause", RUN, "--wait", "30s", check=0)
+    agentbox("resume", RUN, "--task", "a", check=0)
+    held = steps("b")
+    states = {task["task_id"]: task["state"] for task in json.loads(agentbox("pause", RUN, "--json").stdout)["tasks"]}
+    assert states == {"main": "idle", "a": "quiet", "b": "quiet"}, "nor a task's the run's"
+    agentbox("resume", RUN, check=0)
+    assert goes_on("a") and goes_on("b")
+    agentbox("kill", RUN, "--task", "a", check=0)
+    for verb in ("pause", "resume"):
+        agentbox(verb, RUN, "--task", "a", check=75)
+    assert goes_on("b")
     agentbox("kill", RUN, check=0)
 
 
