@@ -27,6 +27,7 @@ from sandbox.control.stop import begin, freeze_as_found  # noqa: E402
 from sandbox.kernel.cgroup import Cgroup  # noqa: E402
 from sandbox.kernel.kill import kill_tree  # noqa: E402
 from sandbox.kernel.mounts import cgroup2_mount  # noqa: E402
+from sandbox.kernel.procfs import started_at  # noqa: E402
 from sandbox.manifest.home import Home  # noqa: E402
 
 AGENTBOX = [sys.executable, "-m", "sandbox.cli.main"]
@@ -86,6 +87,7 @@ def gates(rounds: int) -> None:
     for path in (run.control, run.task_order("t1")):
         orders.create_order(path, by="bench")
     named = {"AGENTBOX_CONTROL": run.control, "AGENTBOX_BEAT": run.beat("t1"), "AGENTBOX_TASK_ID": "t1"}
+    named["AGENTBOX_BOOT"] = str(int(started_at(0) * 100))
     harness = f"{TREE}/sandbox/harness"
     shell, python = ["sh", "-c", ":"], [sys.executable, "-I", "-c", "pass"]
     with environment(named):

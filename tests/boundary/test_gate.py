@@ -14,6 +14,7 @@ import pytest
 
 from sandbox.control import orders
 from sandbox.harness.beat import marks
+from sandbox.kernel.procfs import started_at
 from sandbox.manifest.home import Home, RunDir
 from tests.beds.base import TREE
 from tests.support import agentbox, agentbox_argv, agentbox_env, wait_for
@@ -180,6 +181,20 @@ def test_a_shell_of_busybox_marks_as_well(run: RunDir, tmp_path: Path) -> None:
     seen = marks(run.beat("t1"))
     assert [(m.word, m.name, m.tokens) for m in seen] == [("call", "Bash", 0), ("tick", "Bash", 7)]
     assert all(start <= m.at <= time.time() for m in seen)
+
+
+def test_a_shell_tells_the_time_by_itself(run: RunDir, tmp_path: Path) -> None:
+    """With the time of the boot it starts no other program; with nonsense there, or no uptime, it asks date(1)."""
+    named = {"AGENTBOX_BOOT": str(int(started_at(0) * 100))}
+    shell = str(shutil.which("sh"))
+    for path, boot in ((str(tmp_path), named["AGENTBOX_BOOT"]), (os.environ["PATH"], ""), (os.environ["PATH"], "7x")):
+        before = time.time()
+        env = {"PATH": path, "AGENTBOX_BOOT": boot}
+        assert ask([shell, str(HARNESS / "gate.sh")], run, "gate", "Bash", **env).returncode == 0
+        mark = marks(run.beat("t1"))[-1]
+        assert (mark.word, mark.name) == ("call", "Bash")
+        assert before - 0.1 <= mark.at <= time.time() + 0.1
+    assert len(marks(run.beat("t1"))) == 3
 
 
 def test_no_call_begins_unseen_once_a_pause_is_ordered(gate: list[str], run: RunDir, tmp_path: Path) -> None:
