@@ -125,11 +125,12 @@ def warn_of(stop: Stop) -> None:
 def told(stop: Stop) -> str:
     """A stop as a person reads it: a line, and one for each process."""
     what = stop.run_id if stop.task_id is None else f"{stop.run_id} task {stop.task_id}"
-    if stop.proof == "empty" and not stop.processes:
+    if stop.proof == "empty" and not stop.processes and not stop.unlisted:
         return f"{what}: empty, nothing was alive\n"
     if stop.proof == "empty":
         frozen = f"stopped at {stop.frozen_at}, " if stop.frozen_at else ""
-        lines = [f"{what}: {frozen}empty at {stop.empty_at}; ended {len(stop.processes)} processes"]
+        ended = "what it ended is not known" if stop.unlisted else f"ended {len(stop.processes)} processes"
+        lines = [f"{what}: {frozen}empty at {stop.empty_at}; {ended}"]
         return "\n".join(lines + [f"  {_line(m)}" for m in stop.processes]) + "\n"
     word = "survivors" if stop.proof == "alive" else "could not prove it empty"
     return "\n".join([f"{what}: {word}", *(f"  {_line(m)}" for m in stop.survivors)]) + "\n"

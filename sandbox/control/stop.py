@@ -54,6 +54,8 @@ class Stop:
     warnings: list[str] = field(default_factory=list)
     already: bool = False
     recorded: bool = True
+    unlisted: bool = False
+    """Something lived whose processes could not be listed: `processes` is not all of it."""
     from_inside: bool = False
 
     def as_receipt(self) -> dict[str, Any]:
@@ -167,6 +169,9 @@ def photograph(found: Found, stop: Stop) -> None:
     now_there = {(m.pid, m.start_ticks): m for members in seen for m in members or []}
     stop.processes += [member for key, member in now_there.items() if key not in known]
     stop.rungs[-1].processes = None if None in seen else len(now_there)
+    if None in seen and not stop.unlisted:
+        stop.unlisted = True
+        stop.warnings.append("what lived in it could not be listed")
 
 
 def _kill_all(found: Found, deadline: float) -> Proof:
