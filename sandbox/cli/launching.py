@@ -53,6 +53,13 @@ def add_options(parser: Parser) -> None:
         metavar="TIME",
         help="end it after, such as 2h (exit 124)",
     )
+    add(
+        "--allowance",
+        action=Value,
+        convert=values.duration,
+        metavar="TIME",
+        help="between two tool calls, such as 10m: twice that without one is reported as stalled",
+    )
     add("--worktree", action="store_true", help="give the task a git worktree of its own, at ../wt-RUN-TASK")
     add("--base", metavar="REF", help="where its branch agent/RUN/TASK starts (default: HEAD)")
     add("--on-exit", choices=["kill", "leave"], default="kill", help="what is left when the command ends")
@@ -110,6 +117,7 @@ def spec_of(given: argparse.Namespace, run_id: str, task_id: str, *, new_run: bo
         labels=values.labels(given.label),
         limits=Limits(given.memory, given.pids, given.cpus, given.limits == "best-effort"),
         timeout=given.timeout,
+        allowance=given.allowance,
         on_exit=given.on_exit,
         container=_container(given) if given.image else {},
         worktree=given.worktree,

@@ -42,7 +42,8 @@ def add_options(parser: Parser) -> None:
 def stop_runs(given: argparse.Namespace, act: Act, patience: float = 0.0) -> int:
     """Stop what was named; prints and returns the exit status."""
     home = Home.locate()
-    runs = _selected(given, home)
+    unseen: list[str] = []
+    runs = _selected(given, home, unseen)
     task = check_id(given.task, "task id") if given.task is not None else None
     if task is not None:
         _check_task(home, runs, task)
@@ -51,7 +52,10 @@ def stop_runs(given: argparse.Namespace, act: Act, patience: float = 0.0) -> int
     say(json.dumps([s.as_receipt() for s in stops]) + "\n" if given.json else "".join(map(told, stops)))
     for stop in stops:
         warn_of(stop)
-    return max((_code(stop) for stop in stops), key=_gravity, default=PROVEN_EMPTY)
+    for why in unseen:
+        warn(f"could not look for runs that have no record: {why}")
+    codes = [*map(_code, stops), NOT_PROVEN if unseen else PROVEN_EMPTY]
+    return max(codes, key=_gravity)
 
 
 def say(text: str) -> None:
@@ -64,11 +68,12 @@ def say(text: str) -> None:
         warn(str(error))
 
 
-def _selected(given: argparse.Namespace, home: Home) -> list[str]:
+def _selected(given: argparse.Namespace, home: Home, unseen: list[str]) -> list[str]:
+    """The runs that are meant. `unseen`: filled with why not all that is alive could be looked for."""
     if given.all:
         if given.runs or given.task:
             raise AgentboxError("--all takes no RUN and no --task", fix="leave one of them out", code=USAGE)
-        return [run for run in known_runs(home) if status(home, run).live]
+        return [run for run in known_runs(home, unseen) if status(home, run).live]
     if not given.runs:
         raise AgentboxError("no run given", fix="name one (`agentbox ps` lists them), or --all", code=USAGE)
     return select_runs(home, given.runs)

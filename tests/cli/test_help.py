@@ -60,6 +60,7 @@ LAUNCH = {
     "--cpus": ["1.5"],
     "--pids": ["200"],
     "--timeout": ["2h"],
+    "--allowance": ["10m"],
     "--on-exit": ["leave"],
     "--no-hooks": [],
 }
