@@ -12,6 +12,7 @@ import pytest
 
 from sandbox.boxes.docker import DockerBackend
 from tests.beds.dockerd import IMAGE, Engine
+from tests.emergency.fleet import AGENT, PROCESSES, Fleet, watching
 from tests.support import agentbox, wait_for
 
 pytestmark = [pytest.mark.bed("vm"), pytest.mark.limit(600)]
@@ -84,6 +85,23 @@ def test_runs_of_all_backends_are_listed_and_killed_together(work: Path) -> None
         assert agentbox("wait", run_id, timeout=300).returncode == 137
     wait_for(lambda: not list(SLICES.glob("agentbox-con*")), 60, "the run's slice is gone")
     assert agentbox("reconcile", timeout=300).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "count", [3, pytest.param(16, marks=pytest.mark.full("each start takes an emulated machine seconds"))]
+)
+def test_emergency_stop_of_all_backends(work: Path, home: Path, count: int) -> None:
+    """A touched file under a watch: every run of five processes, one detached, is empty and has one receipt."""
+    fleet, kinds = Fleet(home), (["--backend", "cgroup"], ["--backend", "systemd"], ["--image", IMAGE])
+    for number in range(count):
+        run_id, kind = f"fleet-{number}", kinds[number % len(kinds)]
+        agentbox("run", "-d", "--run-id", run_id, *kind, "--", "sh", "-c", AGENT, check=0, cwd=work, timeout=300)
+        fleet.seen(run_id, PROCESSES + ("--image" in kind))
+    with watching(home, work):
+        (home / "EMERGENCY_STOP").touch()
+        fleet.stopped()
+    assert agentbox("estop", timeout=300).returncode == 0
+    agentbox("estop", "--lift", check=0, timeout=300)
 
 
 def test_one_task_is_found_without_the_engine_and_leaves_the_other(work: Path, engine: Engine) -> None:
