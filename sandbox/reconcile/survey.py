@@ -52,11 +52,11 @@ class NotAsked:
 class Survey:
     """What was seen. `now` is CLOCK_MONOTONIC, `wall` seconds since the epoch.
 
-    `boxes`: those of each run. `pids_elsewhere`: runs whose processes live in another pid namespace, so that a
-    recorded launcher can't be looked for here. `ages` and `owners`: for boxes without a record, how old the oldest
-    process is (seconds), and whether whoever started it is alive. `beats`: when a task with an allowance last passed
-    a boundary or was let go on (seconds since the epoch, 0 = never); `held`: those under an order of their own.
-    `engine`: why the container engine could not be asked, or "".
+    `boxes`: those of each run. `pids_elsewhere`: runs whose processes live in another pid namespace, or are recorded
+    under a boot id that is not told here, so that a recorded launcher can't be looked for. `ages` and `owners`: for
+    boxes without a record, how old the oldest process is (seconds), and whether whoever started it is alive. `beats`:
+    when a task with an allowance last passed a boundary or was let go on (seconds since the epoch, 0 = never);
+    `held`: those under an order of their own. `engine`: why the container engine could not be asked, or "".
     """
 
     home: str
@@ -206,6 +206,8 @@ def _facts(seen: Survey) -> None:
             seen.ages[run_id] = max(ages, default=0.0)
             # The same path may be the home of another agentbox, in a container that is seen from here.
             seen.owners[run_id] = _owner_alive(pids) if pid_namespace(pids[0]) == own_ns else None
+        elif _under_another_boot(seen, run):
+            seen.pids_elsewhere.add(run_id)
         elif run.launcher is False and not uses_engine(run) and pid_namespace(pids[0]) not in (None, own_ns):
             # A container has a pid namespace of its own, and its launcher is outside of it.
             seen.pids_elsewhere.add(run_id)
@@ -223,6 +225,14 @@ def _facts(seen: Survey) -> None:
                 moment(run.order.at if run.order else ""),
             ]
             seen.beats[run_id, task_id] = max((one for one in times if one is not None), default=0.0)
+
+
+def _under_another_boot(seen: Survey, run: Recorded) -> bool:
+    """Is every open task recorded under another boot id than this? No box outlives a boot, so one that is alive tells
+    that the ids can't be compared: a container may hide the kernel's, and a service's /proc show it again.
+    """
+    boots = {task.boot_id for task in run.run.tasks.values() if task.state in ("intent", "started")}
+    return bool(boots) and None not in boots and seen.boot not in boots
 
 
 def _places(seen: Survey) -> list[Place]:
