@@ -73,5 +73,8 @@ def run_backend(home: Home, run_id: str) -> str:
     except AgentboxError:
         return "auto"  # a stop that stands is the better answer, and without a record nothing starts anyway
     if why := over_by_record(run):
+        from sandbox.launch.start import may_start
+
+        may_start(home, home.run_dir(run_id))  # an order that stands is the better answer
         raise Refused(f"run {run_id} {why}, whatever its control file says", fix="start a new run")
     return run.backend or "auto"
