@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from sandbox.boxes.base import Box, BoxSpec, Command, Proof, Unavailable, Usage, host_name
-from sandbox.boxes.limits import apply_limits
+from sandbox.boxes.limits import apply_limits, bound_pids
 from sandbox.boxes.ownership import HOME_XATTR as HOME_XATTR
 from sandbox.boxes.ownership import home_of as home_of
 from sandbox.boxes.ownership import is_ours, mark_home
@@ -80,6 +80,8 @@ class CgroupBackend:
         try:
             self._make_parent(parent, made)
             given_up = apply_limits(parent, spec.run_limits)
+            if made and spec.run_limits.pids is None:
+                bound_pids(parent)
             os.mkdir(group.path)
             made.append(group)
             given_up += apply_limits(group, spec.limits)
@@ -217,8 +219,8 @@ class CgroupBackend:
     def thaw(self, box: Box) -> None:
         Cgroup(_path(box)).thaw()
 
-    def signal(self, box: Box, number: int) -> list[int]:
-        return signal_all(Cgroup(_path(box)), number, skip=frozenset({os.getpid()}))
+    def signal(self, box: Box, number: int, skip: frozenset[int] = frozenset()) -> list[int]:
+        return signal_all(Cgroup(_path(box)), number, skip=skip | {os.getpid()})
 
     def kill(self, box: Box, deadline: float) -> Proof:
         return _proof(kill_tree(Cgroup(_path(box)), deadline))

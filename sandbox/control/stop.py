@@ -123,6 +123,19 @@ def kill(target: Target, stop: Stop, seconds: float = KILL_SECONDS) -> Stop:
     return stop
 
 
+def look(target: Target) -> Stop:
+    """What a stop would meet now: its processes, and `proof` as it stands. Changes nothing."""
+    stop = Stop(target.run_id, target.task_id, "", "")
+    target.boxes()  # the second look asks the engine too, where the record names it
+    found = target.boxes()
+    stop.rungs.append(Rung("look", now()))
+    photograph(found, stop)
+    told = not target.unreachable and stop.rungs[-1].processes is not None
+    stop.proof = worst([backend.populated(box) for backend, box in found]) if told else "unknown"
+    stop.warnings += target.unreachable
+    return stop
+
+
 def _freeze_and_photograph(found: Found, stop: Stop) -> None:
     """From `frozen_at` on no instruction of the run executes: that is the stop time."""
     living = [(backend, box) for backend, box in found if backend.populated(box) != "empty"]
