@@ -71,6 +71,10 @@ def add_options(parser: Parser) -> None:
     add("--base", metavar="REF", help="where its branch agent/RUN/TASK starts (default: HEAD)")
     add("--on-exit", choices=["kill", "leave"], default="kill", help="what is left when the command ends")
     add("--no-hooks", action="store_true", help="add no hooks to the command line of omp, claude or codex")
+    _add_container_options(parser)
+
+
+def _add_container_options(parser: Parser) -> None:
     add = parser.add_argument_group("containers (with --image)").add_argument
     add("--mount", action="append", default=[], metavar="SPEC", help="as docker's --mount (repeatable)")
     add("--network", metavar="N", help="none, bridge, host or a network's name")
