@@ -23,7 +23,7 @@ sys.path.insert(0, str(TREE))
 from sandbox.boxes.cgroup import CgroupBackend  # noqa: E402
 from sandbox.control import orders  # noqa: E402
 from sandbox.control.request import target_of  # noqa: E402
-from sandbox.control.stop import begin  # noqa: E402
+from sandbox.control.stop import begin, freeze_as_found  # noqa: E402
 from sandbox.kernel.cgroup import Cgroup  # noqa: E402
 from sandbox.kernel.kill import kill_tree  # noqa: E402
 from sandbox.kernel.mounts import cgroup2_mount  # noqa: E402
@@ -110,8 +110,7 @@ def freezing(count: int, rounds: int) -> None:
         target = target_of(home, run_id)
         stop = begin(target, "bench", "bench")
         start = time.perf_counter()
-        found = target.boxes()
-        for backend, box in found:
+        for backend, box in freeze_as_found(target):
             backend.freeze(box, time.monotonic() + 10)
         spent = time.perf_counter() - start
         assert stop.ordered_at and group.event("frozen")
