@@ -58,7 +58,7 @@ def add_options(parser: Parser) -> None:
         action=Value,
         convert=values.duration,
         metavar="TIME",
-        help="end it after, such as 2h (exit 124), pauses included",
+        help="end it after, such as 2h (exit 124), pauses included; 0: never",
     )
     add(
         "--allowance",
@@ -86,19 +86,20 @@ def _add_container_options(parser: Parser) -> None:
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse; the command is what follows `--`, byte for byte.
+    """Parse; the command is what follows the first `--`, byte for byte.
 
-    Without a `--` it begins at the first word that is no option, if the verb takes no other words.
+    It begins already at the first word that is no option, if the verb takes no other words.
     """
-    before, command = split_command(argv)
-    if command is None and parser.takes_words:
-        if {"-h", "--help"}.isdisjoint(before):
+    if parser.takes_words:
+        before, command = split_command(argv)
+        if command is None and {"-h", "--help"}.isdisjoint(before):
             raise AgentboxError("no command given", fix=f"{parser.prog} … -- COMMAND", code=USAGE)
-    elif command is None:
-        parser.add_argument("command", nargs=argparse.REMAINDER)
-    given = parser.parse_args(before)
-    if command is not None:
+        given = parser.parse_args(before)
         given.command = command
+    else:
+        parser.add_argument("command", nargs=argparse.REMAINDER)
+        given = parser.parse_args(list(argv))
+        given.command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not given.command:
         raise AgentboxError("no command given", fix=f"{parser.prog} … -- COMMAND", code=USAGE)
     if given.base is not None and not given.worktree:

@@ -177,3 +177,17 @@ def test_doctor(home: Path) -> None:
         agentbox_argv("doctor"), env=agentbox_env(), capture_output=True, text=True, timeout=60
     ).stdout
     assert "cgroup:" in text and "state:" in text and text.isprintable() is False
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["--", "printf", "%s ", "--", "-d"], "-- -d "),
+        (["printf", "%s ", "--", "x", "--help"], "-- x --help "),
+        (["--label", "a=b", "sh", "-c", 'printf "%s " "$@"', "sh", "--", "x"], "-- x "),
+    ],
+    ids=["after", "without", "with-options"],
+)
+def test_where_the_command_of_run_begins(words: list[str], command: str, home: Path) -> None:
+    """At the first `--`, or at the first word that is no option: what follows is the command's own."""
+    assert agentbox("run", *words, check=0).stdout == command
