@@ -16,7 +16,9 @@ from sandbox.report.timeline import timeline
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Content Security Policy Level 3: what an agent's text may ever load or run is nothing."""
 OPEN_TASKS = 4
+LONG_CELL = 20
 FILES_SHOWN = 200
+PROOFS = {"empty": "empty, proven", "alive": "not empty", "unknown": "not proven empty"}
 
 
 def page(report: Report) -> str:
@@ -51,7 +53,8 @@ def _section(name: str, content: str) -> str:
 
 
 def _head(report: Report) -> str:
-    chip = {"empty": ("ok", "nothing of it is alive"), "alive": ("bad", "something of it is alive")}
+    live = ("bad", "something of it is alive") if report.stopped_at else ("live", report.state)
+    chip = {"empty": ("ok", "nothing of it is alive"), "alive": live}
     kind, text = chip.get(report.alive, ("vague", "not known whether it is alive"))
     command = command_line(report.argv, None) if report.argv else "command not known"
     where = f" in {report.cwd}" if report.cwd else ""
@@ -103,8 +106,13 @@ def _list(items: Sequence[str]) -> str:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{name}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td><bdi>{esc(cell)}</bdi></td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>' if body else ""
+
+
+def _cell(text: str) -> str:
+    kind = ' class="long"' if len(text) > LONG_CELL else ""
+    return f"<td{kind}><bdi>{esc(text)}</bdi></td>"
 
 
 def _findings(report: Report) -> str:
@@ -124,7 +132,7 @@ def _orders(report: Report) -> str:
         steps = [
             (r.at, r.rung, "" if r.processes is None else str(r.processes)) for r in stop.rungs if r.rung != "order"
         ]
-        steps += [(stop.frozen_at, "frozen", ""), (stop.empty_at, f"empty ({stop.proof})", "0")]
+        steps += [(stop.frozen_at, "frozen", ""), (stop.empty_at, PROOFS[stop.proof], "0")]
         rows += [
             (stop.task_id or "the run", name, clock(at), after(at, stop.ordered_at), count)
             for at, name, count in sorted(steps, key=lambda step: step[0] or 0.0)

@@ -21,8 +21,9 @@ TAIL = 0.09
 """Share of the width that shows what came after the end: nothing, one hopes."""
 NEAR = 0.012
 """Marks that are closer than this share of the width get one label."""
-TEXT_WIDTH = 0.0078
-"""Share of the width that a letter of a label takes on a small laptop: labels must not run into each other."""
+TEXT_WIDTH = 0.013
+"""Share of the width that a letter of a label takes on a narrow screen: labels must not run into each other."""
+LAST_TICK = 0.96
 ZOOM_BEFORE = 30.0
 ZOOM_LEAST = 4.0
 STEPS = (0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
@@ -241,7 +242,7 @@ def _axis(scale: Scale) -> str:
     step = next((one for one in STEPS if length / one <= 7), length / 5)
     ticks = []
     at = (scale.begin // step + 1) * step
-    while at < scale.end:
+    while scale.share(at) < LAST_TICK:
         ticks.append(f'<span style="--at:{scale.share(at):.5f}">{_tick(at, step)}</span>')
         at += step
     return f'<div class="axis">{"".join(ticks)}</div>'
