@@ -54,7 +54,10 @@ class Row:
 
 @dataclass
 class Frame:
-    """`looked`: False before the first look has come back. `emergency`: on, off or could not tell. `problems`: what could not be asked."""
+    """`emergency`: ON, off or could not tell. `problems`: what could not be asked.
+
+    `looked`: False before the first look has come back.
+    """
 
     at: float
     rows: list[Row] = field(default_factory=list)
