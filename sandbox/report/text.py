@@ -11,6 +11,7 @@ from sandbox.report.model import Call, Order, Process, Report, Stop, TaskReport,
 from sandbox.report.summary import clock, moment
 
 WIDTH = 100
+LONGEST = 500
 NAMES = 8
 LABEL = 12
 
@@ -25,7 +26,7 @@ def told(report: Report) -> str:
         lines += ["", "of no task that is known", *_many("ended", [process_text(one) for one in report.unplaced])]
     if report.not_known:
         lines += ["", "not known", *(f"  {line}" for line in report.not_known)]
-    return "".join(f"{printable(line)}\n" for line in lines)
+    return "".join(f"{shorten(printable(line), LONGEST)}\n" for line in lines)
 
 
 def _run(report: Report) -> Iterator[str]:

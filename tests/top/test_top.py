@@ -73,7 +73,7 @@ def test_one_frame_in_80_columns(fleet: Callable[..., str], home: Path) -> None:
     assert header.split() == ["RUN", "/", "TASK", "STATE", "BOUNDARY", "PROC", "CPU", "MEM", "AGE", "BRANCH"]
     assert rows[0].split()[:2] == [run, "running"] and rows[1].split()[:4] == ["main", "running", "no", "gate"]
     assert rows[2].split()[:3] == ["w1", "in", "call"] and rows[3].startswith("  a-worker-with-a-n… in call")
-    assert len({row.split()[-1] for row in rows}) >= 1 and all("%" in row for row in rows), shown
+    assert all("%" in row for row in rows), shown
 
 
 def test_keys_act_on_what_is_selected(terminal: Terminal, fleet: Callable[..., str], home: Path) -> None:
