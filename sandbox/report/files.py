@@ -31,10 +31,13 @@ class _Walk:
 
 
 class Walks:
-    """Each directory is walked once, however many tasks work in it. `since`: seconds since 1970."""
+    """Each directory is walked once, however many tasks work in it.
 
-    def __init__(self, since: float) -> None:
-        self.since = since
+    `since`: seconds since 1970; `home`: agentbox's own files, which are no task's.
+    """
+
+    def __init__(self, since: float, home: str) -> None:
+        self.since, self.home = since, home
         self._done: dict[str, _Walk] = {}
 
     def files(self, place: str, begin: float, end: float) -> Files:
@@ -49,11 +52,11 @@ class Walks:
     def _of(self, place: str) -> _Walk:
         if place not in self._done:
             walk = self._done[place] = _Walk()
-            bounded(lambda: _walk(place, self.since, walk), WALK_SECONDS)
+            bounded(lambda: _walk(place, self.since, self.home, walk), WALK_SECONDS)
         return self._done[place]
 
 
-def _walk(top: str, since: float, walk: _Walk) -> None:
+def _walk(top: str, since: float, home: str, walk: _Walk) -> None:
     """Neither through links nor into other file systems, nor into git's own directories."""
     deadline = time.monotonic() + WALK_SECONDS
     try:
@@ -72,7 +75,7 @@ def _walk(top: str, since: float, walk: _Walk) -> None:
             elif not entry.is_dir(follow_symlinks=False):
                 if info.st_ctime >= since and entry.name != ".git":
                     walk.found.append((info.st_ctime, os.path.relpath(entry.path, top)))
-            elif info.st_dev == device and entry.name != ".git":
+            elif info.st_dev == device and entry.name != ".git" and entry.path != home:
                 waiting.append(entry.path)
     walk.whole = whole
 

@@ -29,7 +29,7 @@ def gather(home: Home, run_id: str, now: float) -> Report:
     report.stops = stops_of(run)
     date_stops(report.orders, report.stops)
     _add_times(report, run)
-    walks = Walks(report.created_at or 0.0)
+    walks = Walks(report.created_at or 0.0, home.path)
     report.tasks = [_task(home, one, task, report, walks) for task in run.tasks.values()]
     _add_processes(report)
     _add_findings(report, home, run)
@@ -115,7 +115,9 @@ def _add_files(found: TaskReport, run: Run, stops: list[Stop], walks: Walks) -> 
     if found.backend == "docker" and not found.worktree:
         found.not_known.append("which files it changed: they are in its container")
     elif place is None or not os.path.isdir(place):
-        found.not_known.append("which files it changed: " + (f"{place} is gone" if place else "where it worked"))
+        found.not_known.append(
+            "which files it changed: " + (f"{place} is gone" if place else "where it worked is not recorded")
+        )
     else:
         found.files = walks.files(place, found.started_at or walks.since, found.stopped_at or float("inf"))
         if not found.files.whole:

@@ -222,7 +222,9 @@ class Report:
 
     @property
     def in_flight(self) -> list[tuple[TaskReport, Call]]:
-        return [(task, call) for task in self.tasks for call in task.in_flight]
+        """At the stop of the run: what a task that had ended before left unfinished is not among them."""
+        there = [task for task in self.tasks if task.stopped_by not in ("ended", "not started")]
+        return [(task, call) for task in there for call in task.in_flight]
 
     @property
     def processes(self) -> int:

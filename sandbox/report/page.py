@@ -85,7 +85,7 @@ def _figures(report: Report) -> Iterable[str]:
         )
     yield _figure("Processes ended", str(report.processes))
     gates = [task for task in report.tasks if task.gate]
-    flying = str(len(report.in_flight)) if len(gates) == len(report.tasks) else f"{len(report.in_flight)} known of"
+    flying = str(len(report.in_flight)) if len(gates) == len(report.tasks) else f"{len(report.in_flight)} known"
     yield _figure("Calls in flight", flying if gates else "not known")
     trees = [task for task in report.tasks if task.worktree]
     dirty = [task for task in trees if task.uncommitted]

@@ -24,6 +24,9 @@ def _what(report: Report) -> str:
     if whole.frozen_at is None:
         if not whole.processes and report.ended_at and whole.ordered_at and report.ended_at < whole.ordered_at:
             return f"{_by_itself(report)}; the stop at {moment(whole.ordered_at)} found it empty"
+        if any(task.stopped_by == "killed" for task in report.tasks):
+            between = f"between {moment(whole.ordered_at)} and {clock(whole.empty_at)}"
+            return f"killed {between} without being frozen, {_in_flight(report)}; empty, proven"
         return f"left by itself under the stop, {_in_flight(report)}; empty at {moment(whole.empty_at)}, proven"
     return f"stopped at {moment(whole.frozen_at)}, {_in_flight(report)}; empty at {clock(whole.empty_at)}, proven"
 
@@ -50,8 +53,9 @@ def _by_itself(report: Report) -> str:
 
 def _in_flight(report: Report) -> str:
     calls = report.in_flight
-    gates = [task for task in report.tasks if task.gate]
-    without = len([task for task in report.tasks if task.state != "failed"]) - len(gates)
+    there = [task for task in report.tasks if task.stopped_by not in ("ended", "not started")]
+    gates = [task for task in there if task.gate]
+    without = len(there) - len(gates)
     if not gates:
         return "in which call is not known (no gate)"
     if not calls:

@@ -79,7 +79,7 @@ def after(at: Time | None, start: Time | None) -> str:
     if at is None or start is None:
         return "at a time not known"
     apart = at - start
-    return f"+{apart * 1000:.1f}ms" if abs(apart) < 1 else f"+{apart:.1f}s"
+    return f"{apart * 1000:+.1f}ms" if abs(apart) < 1 else f"{apart:+.1f}s"
 
 
 def _task(task: TaskReport) -> Iterator[str]:

@@ -52,6 +52,7 @@ def test_the_report_of_a_killed_deployment_agrees_with_its_files(deploy: Deploy,
     assert (order["order"], order["reason"]) == ("STOP", "wrong branch") and f"uid {os.getuid()} " in order["by"]
     assert order["at"] <= found["stopped_at"] <= found["empty_at"]
     assert (found["record"], found["alive"], found["findings"]) == ("whole", "empty", [])
+    assert set(json.loads(agentbox("report", deploy.run, "--json", check=0).stdout)) == set(found)
     text = agentbox("report", deploy.run, check=0).stdout
     assert text.startswith(f"{deploy.run}: stopped at ") and ", in hold; empty at " in text.splitlines()[0]
     assert "wrong branch" in text and "it has no worktree" in text
@@ -130,20 +131,24 @@ def test_a_pause_is_told_and_a_run_that_lives_is_not_called_stopped(deploy: Depl
 
 
 @pytest.mark.bed("host")
-def test_what_leaves_at_its_boundary_under_an_abort(deploy: Deploy, home: Path) -> None:
-    control = home / "runs" / deploy.run / "ctl" / "control"
-    deploy.start("build", "hold", "push")
-    abort = agentbox_argv("abort", deploy.run, "--grace", "20s", "--term", "1s")
+def test_what_leaves_at_its_boundary_under_an_abort(home: Path, tmp_path: Path, bed: str) -> None:
+    step = f"sh {GATE} gate build; : > ready; while ! [ -e go-on ]; do sleep 0.02; done; sh {GATE} tick build"
+    command = f"{step}; sh {GATE} gate push || exit 3; : > pushed"
+    given = ("--run-id", "rep-leave", "--backend", "cgroup")
+    agentbox("run", "-d", *given, "--", "sh", "-c", command, cwd=tmp_path, check=0)
+    wait_for((tmp_path / "ready").exists)
+    abort = agentbox_argv("abort", "rep-leave", "--grace", "60s")
     aborting = subprocess.Popen(abort, env=agentbox_env(), stdout=subprocess.DEVNULL)
-    wait_for(lambda: control.read_text().startswith("STOP"))
-    (deploy.folder / "go-on").touch()
+    wait_for(lambda: (home / "runs" / "rep-leave" / "ctl" / "control").read_text().startswith("STOP"))
+    (tmp_path / "go-on").touch()
     assert aborting.wait() == 0
-    agentbox("wait", deploy.run)
-    found = deploy.report()
+    agentbox("wait", "rep-leave")
+    found = report("rep-leave")
     task = the_task(found)
-    agree(deploy, task)
+    assert found["summary"].startswith("left by itself under the stop, between two calls; empty at ")
     assert [rung["rung"] for rung in found["stops"][0]["rungs"]][:2] == ["order", "grace"]
-    assert task["in_flight"] == [] and task["told_to_stop_at"] and "push" not in names(task["calls"])
+    assert (task["stopped_by"], task["in_flight"], names(task["calls"])) == ("left", [], {"build"})
+    assert task["told_to_stop_at"] and not (tmp_path / "pushed").exists()
 
 
 @pytest.mark.bed("host")
@@ -204,6 +209,32 @@ def test_a_record_that_was_changed_or_is_gone(deploy: Deploy, home: Path) -> Non
     assert found["record"] == "not known" and "not known" in found["summary"]
     assert any("no record of its creation" in line for line in found["not_known"])
     agentbox("report", deploy.run, "--html", str(home / "page.html"), check=0)
+
+
+@pytest.mark.bed("host")
+def test_an_emergency_stop_and_a_stop_of_one_task_before_it(deploy: Deploy) -> None:
+    deploy.start("hold")
+    for name in ("w1", "w2"):
+        agentbox("spawn", deploy.run, "-d", "--task", name, "--", "sleep", "900", check=0)
+    agentbox("kill", deploy.run, "--task", "w1", check=0)
+    agentbox("estop", "-r", "all off", check=0)
+    agentbox("estop", "--lift", check=0)
+    agentbox("wait", deploy.run)
+    found = deploy.report()
+    assert [(order["order"], order["task_id"]) for order in found["orders"]] == [("STOP", "w1"), ("STOP", None)]
+    assert [(stop["task_id"], stop["proof"]) for stop in found["stops"]] == [("w1", "empty"), (None, "empty")]
+    assert the_task(found, "w1")["stopped_at"] == found["stops"][0]["frozen_at"] < found["stopped_at"]
+    assert the_task(found, "w2")["stopped_at"] == found["stopped_at"] == found["stops"][1]["frozen_at"]
+    assert "all off" in found["orders"][1]["reason"]
+
+
+@pytest.mark.bed("host")
+def test_who_is_killed_from_inside_is_not_called_frozen(home: Path, bed: str) -> None:
+    command = " ".join(agentbox_argv("kill", "rep-own"))
+    agentbox("run", "--run-id", "rep-own", "--backend", "cgroup", "--", "sh", "-c", f"{command}; sleep 100")
+    found = report("rep-own")
+    assert found["summary"].startswith("killed between ") and "without being frozen" in found["summary"]
+    assert found["orders"][0]["inside"] is True and the_task(found)["stopped_by"] == "killed"
 
 
 def test_bad_input(home: Path, tmp_path: Path) -> None:
