@@ -13,7 +13,9 @@ home=${run%/runs/*}
 mark() {
     [ -n "${AGENTBOX_BEAT-}" ] || return 0
     { [ ! -L "$AGENTBOX_BEAT" ] && { [ -f "$AGENTBOX_BEAT" ] || [ ! -e "$AGENTBOX_BEAT" ]; }; } || return 0
-    { printf '%s %s %s %s %s\n' "$(date +%s.%3N)" "$1" "$2" "$name" "$tokens" >>"$AGENTBOX_BEAT"; } 2>/dev/null || :
+    # A date that knows no fractions (busybox) leaves the %3N as it is.
+    now=$(date +%s.%3N)
+    { printf '%s %s %s %s %s\n' "${now%.%*}" "$1" "$2" "$name" "$tokens" >>"$AGENTBOX_BEAT"; } 2>/dev/null || :
 }
 
 # Sets word, generation and reason from an order's file; what can't be trusted is STOP.

@@ -16,7 +16,7 @@ def add_calls(task: TaskReport, path: str) -> None:
     found = beat.read(path, MOST)
     task.gate, task.calls_cut = bool(found.marks), found.cut > 0
     if found.marks:
-        last = max(found.marks, key=lambda mark: mark.at)
+        last = found.marks[-1]
         task.last_boundary = Boundary(Time(last.at), last.word, last.name)
         task.tokens = sum(mark.tokens for mark in found.marks)
     _pair(task, found.marks)
