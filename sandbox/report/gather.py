@@ -77,7 +77,7 @@ def _task(home: Home, one: Status, task: Task, report: Report, walks: Walks) -> 
     _add_end(found, one, task, report.stops)
     add_calls(found, home.run_dir(one.run_id).beat(task.task_id))
     add_worktree(found, one.run_id, task.repository, task.base)
-    _add_files(found, one.run, report.stops, walks)
+    _add_files(found, one.run, report.stops, walks, report.made_at)
     if task.state == "failed":
         found.not_known = [f"nothing: it was not started ({task.why or 'no reason recorded'})"]
     if task.earlier:
@@ -101,14 +101,16 @@ def _add_end(found: TaskReport, one: Status, task: Task, stops: list[Stop]) -> N
         elif task.outcome == "stopped":
             # Who leaves under a stop is gone before the kill comes: the exit's record may be later, never earlier.
             found.stopped_at = min(filter(None, (ended, first.frozen_at, first.empty_at)), default=None)
-            found.stopped_by = "left"
+            terms = [rung.at for stop in covering for rung in stop.rungs if rung.rung == "term" and rung.at]
+            termed = bool(terms and found.stopped_at and min(terms) <= found.stopped_at)
+            found.stopped_by = "term" if termed else "left"
         else:
             found.stopped_at, found.stopped_by = first.at, "frozen" if first.frozen_at else "killed"
     if found.stopped_by == "unknown":
         found.not_known.append("when and where it stopped: no exit and no stop of it is recorded")
 
 
-def _add_files(found: TaskReport, run: Run, stops: list[Stop], walks: Walks) -> None:
+def _add_files(found: TaskReport, run: Run, stops: list[Stop], walks: Walks, now: float) -> None:
     if found.state == "failed" or (found.stopped_at is None and found.stopped_by != "running"):
         return
     place = found.worktree or _directory(found, run, stops)
@@ -119,7 +121,7 @@ def _add_files(found: TaskReport, run: Run, stops: list[Stop], walks: Walks) -> 
             "which files it changed: " + (f"{place} is gone" if place else "where it worked is not recorded")
         )
     else:
-        found.files = walks.files(place, found.started_at or walks.since, found.stopped_at or float("inf"))
+        found.files = walks.files(place, found.started_at or walks.since, found.stopped_at or now)
         if not found.files.whole:
             found.not_known.append(f"all of the files that it changed: {place} could not be walked to its end")
     if not found.worktree:

@@ -153,8 +153,8 @@ class TaskReport:
     """One task. `uncommitted` and `files` are as they are now, None where they could not be told.
 
     `in_flight`: started and not marked as finished when it stopped. `ends_marked`: False where the worker never
-    marked an end, so that calls in flight can't be told from finished ones. `stopped_by`: frozen, killed, left (by
-    itself under a stop), ended (by itself), running or unknown.
+    marked an end, so that calls in flight can't be told from finished ones. `stopped_by`: frozen, killed, term
+    (after a SIGTERM), left (by itself under a stop), ended (by itself), running or unknown.
     """
 
     task_id: str

@@ -74,16 +74,16 @@ def _sentence(text: str) -> str:
 
 def _figures(report: Report) -> Iterable[str]:
     stop = next((stop for stop in report.stops if stop.task_id is None), None)
-    ran = (
-        seconds_text(report.stopped_at - report.created_at) if report.stopped_at and report.created_at else "not known"
-    )
-    yield _figure("Ran for", ran)
+    live = report.alive == "alive" and not report.stopped_at
+    end = report.made_at if live else report.stopped_at
+    ran = seconds_text(end - report.created_at) if end and report.created_at else "not known"
+    yield _figure("Runs for" if live else "Ran for", ran)
     if stop:
         yield _figure("Order to frozen", after(stop.frozen_at, stop.ordered_at) if stop.frozen_at else "not frozen")
-        yield _figure(
-            "Order to empty", after(stop.empty_at, stop.ordered_at) if stop.empty_at else "not proven", stop.proof
-        )
-    yield _figure("Processes ended", str(report.processes))
+        empty = after(stop.empty_at, stop.ordered_at) if stop.empty_at else "not proven"
+        yield _figure("Order to empty", empty, stop.proof)
+    if not live:
+        yield _figure("Processes ended", str(report.processes))
     gates = [task for task in report.tasks if task.gate]
     flying = str(len(report.in_flight)) if len(gates) == len(report.tasks) else f"{len(report.in_flight)} known"
     yield _figure("Calls in flight", flying if gates else "not known")

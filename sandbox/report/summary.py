@@ -27,7 +27,8 @@ def _what(report: Report) -> str:
         if any(task.stopped_by == "killed" for task in report.tasks):
             between = f"between {moment(whole.ordered_at)} and {clock(whole.empty_at)}"
             return f"killed {between} without being frozen, {_in_flight(report)}; empty, proven"
-        return f"left by itself under the stop, {_in_flight(report)}; empty at {moment(whole.empty_at)}, proven"
+        how = "ended after SIGTERM" if any(task.stopped_by == "term" for task in report.tasks) else "left by itself"
+        return f"{how} under the stop, {_in_flight(report)}; empty at {moment(whole.empty_at)}, proven"
     return f"stopped at {moment(whole.frozen_at)}, {_in_flight(report)}; empty at {clock(whole.empty_at)}, proven"
 
 

@@ -110,6 +110,7 @@ def stopped_text(task: TaskReport) -> str:
     how = {
         "frozen": "frozen, then killed",
         "killed": "killed",
+        "term": "ended after SIGTERM",
         "left": "left by itself under the stop",
         "ended": "ended by itself",
         "timeout": "ended by its time-out",

@@ -61,7 +61,7 @@ def timeline(report: Report) -> str:
     panels = [_panel(report, whole, "The whole run")]
     if (zoomed := _zoom(report, whole)) is not None:
         panels.append(_panel(report, zoomed, "Around the stop"))
-    return "".join(panels) + _legend()
+    return "".join(panels) + _legend("".join(panels))
 
 
 def _scale(report: Report) -> Scale | None:
@@ -75,7 +75,8 @@ def _scale(report: Report) -> Scale | None:
         return None
     # A hostile clock must not squeeze the run into a line: marks beyond the report's own time are not shown.
     last = max([at for at in ends if at and at <= report.made_at], default=report.made_at)
-    return Scale(first, max(last, first + 0.05) + max(last - first, 0.05) * TAIL)
+    tail = TAIL if report.stopped_at else 0.0
+    return Scale(first, max(last, first + 0.05) + max(last - first, 0.05) * tail)
 
 
 def _last(task: TaskReport) -> Time | None:
@@ -256,7 +257,8 @@ def _tick(at: float, step: float) -> str:
     return str(Time(at))[11:23] if step < 0.1 else str(Time(at))[11:21] if step < 1 else str(Time(at + 0.001))[11:19]
 
 
-def _legend() -> str:
+def _legend(drawn: str) -> str:
+    """Of what is drawn, and of nothing else."""
     kinds = (
         ("call", "call, finished"),
         ("many", "many short calls"),

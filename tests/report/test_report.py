@@ -15,6 +15,7 @@ from tests.cli.runs import one_line
 from tests.report.conftest import GATE, Deploy, report
 from tests.support import agentbox, agentbox_argv, agentbox_env, wait_for
 
+ROUNDS = pytest.mark.full("a deployment a place to kill it at")
 STEPS = [f"step{number}" for number in range(60)]
 
 
@@ -63,7 +64,7 @@ def test_the_report_of_a_killed_deployment_agrees_with_its_files(deploy: Deploy,
 
 
 @pytest.mark.bed("host")
-@pytest.mark.parametrize("after", [1, 7, 23])
+@pytest.mark.parametrize("after", [1, 7, 23, *(pytest.param(n, marks=ROUNDS) for n in range(2, 58, 5))])
 def test_wherever_a_deployment_is_killed_its_files_and_its_report_agree(deploy: Deploy, after: int) -> None:
     deploy.start(*STEPS, ready=False)
     wait_for(lambda: len(deploy.files(".started")) > after, 60)
@@ -122,6 +123,7 @@ def test_a_pause_is_told_and_a_run_that_lives_is_not_called_stopped(deploy: Depl
     agentbox("pause", deploy.run, "--wait", "30s", check=0)
     found = deploy.report()
     assert found["summary"] == "paused, not stopped; between two calls" and found["alive"] == "alive"
+    assert "hold.done" in the_task(found)["files"]["before"] and not the_task(found)["files"]["after"]
     assert the_task(found)["holds"][0]["name"] == "push" and the_task(found)["stopped_by"] == "running"
     deploy.kill()
     found = deploy.report()
@@ -149,6 +151,16 @@ def test_what_leaves_at_its_boundary_under_an_abort(home: Path, tmp_path: Path, 
     assert [rung["rung"] for rung in found["stops"][0]["rungs"]][:2] == ["order", "grace"]
     assert (task["stopped_by"], task["in_flight"], names(task["calls"])) == ("left", [], {"build"})
     assert task["told_to_stop_at"] and not (tmp_path / "pushed").exists()
+
+
+@pytest.mark.bed("host")
+def test_what_ends_after_sigterm_is_not_said_to_have_left(deploy: Deploy) -> None:
+    deploy.start("hold")
+    agentbox("abort", deploy.run, "--grace", "0s", check=0)
+    agentbox("wait", deploy.run)
+    found = deploy.report()
+    assert found["summary"].startswith("ended after SIGTERM under the stop, in hold; empty at ")
+    assert the_task(found)["stopped_by"] == "term" and "term" in {rung["rung"] for rung in found["stops"][0]["rungs"]}
 
 
 @pytest.mark.bed("host")
