@@ -122,6 +122,8 @@ def _add_files(found: TaskReport, run: Run, stops: list[Stop], walks: Walks, now
         )
     else:
         found.files = walks.files(place, found.started_at or walks.since, found.stopped_at or now)
+        if found.stopped_at is None:
+            found.files.after = []
         if not found.files.whole:
             found.not_known.append(f"all of the files that it changed: {place} could not be walked to its end")
     if not found.worktree:
