@@ -65,8 +65,12 @@ def _in_flight(report: Report) -> str:
         (task, call) = calls[0]
         said = f"in {call.name}" + (f" of task {task.task_id}" if len(report.tasks) > 1 else "")
     else:
-        said = f"in {len(calls)} calls of {len({task.task_id for task, _ in calls})} tasks"
-    return said + (f" (and {without} tasks without a gate)" if without else "")
+        said = f"in {len(calls)} calls of {_tasks(len({task.task_id for task, _ in calls}))}"
+    return said + (f" (and {_tasks(without)} without a gate)" if without else "")
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"
 
 
 def moment(at: Time | None) -> str:

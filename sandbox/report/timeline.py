@@ -268,11 +268,10 @@ def _legend(drawn: str) -> str:
         ("cap cut", "stopped"),
         ("cap", "ended by itself"),
     )
-    items = "".join(
-        f'<li><svg viewBox="0 0 22 14" aria-hidden="true"><rect class="{kind}" x="{9 if "cap" in kind else 1}" y="1" '
-        f'width="{3 if "cap" in kind else 20}" height="12"/></svg>{text}</li>'
-        for kind, text in kinds
-    )
-    return (
-        f'<ul class="legend">{items}<li class="note">times are UTC; calls are told by the workers\' own marks</li></ul>'
-    )
+    items = ""
+    for kind, text in kinds:
+        if f'<rect class="{kind}"' in drawn:
+            x, width = (9, 3) if "cap" in kind else (1, 20)
+            rect = f'<rect class="{kind}" x="{x}" y="1" width="{width}" height="12"/>'
+            items += f'<li><svg viewBox="0 0 22 14" aria-hidden="true">{rect}</svg>{text}</li>'
+    return f'<ul class="legend">{items}<li>times are UTC; calls are told by the workers\' own marks</li></ul>'
