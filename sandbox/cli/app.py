@@ -80,7 +80,9 @@ _forward("tick", "Mark a finished call: its name and tokens. For harnesses.", bo
 
 app.command("ps", help="List runs.")(ps.ps)
 app.command("inspect", help="Tell all that is known of a run, as JSON.")(inspect.inspect)
-app.command("pause", help="Hold a run at the next boundary of its workers.")(pause.pause)
+app.command("pause", help="Hold a run at the next boundary of its workers. The clock of --timeout runs on.")(
+    pause.pause
+)
 app.command("resume", help="Let a paused run go on.")(pause.resume)
 app.command("redirect", help="Change part of a fleet's plan by a table.")(redirect.redirect)
 app.command("report", help="Tell where a run stopped, and what is not known of it.")(report.report)

@@ -9,7 +9,8 @@ from sandbox.cli.arguments import Parser, Value, output
 from sandbox.cli.selection import known_runs, select_runs
 from sandbox.control.request import Act, carry_out, target_of
 from sandbox.control.status import status
-from sandbox.control.stop import Stop
+from sandbox.control.stop import Stop, look
+from sandbox.control.targets import Target
 from sandbox.errors import (
     NO_SUCH_RUN,
     NOT_PROVEN,
@@ -42,16 +43,35 @@ def add_options(parser: Parser) -> None:
 def stop_runs(given: argparse.Namespace, act: Act, patience: float = 0.0) -> int:
     """Stop what was named; prints and returns the exit status."""
     home = Home.locate()
-    runs = _selected(given, home)
-    task = check_id(given.task, "task id") if given.task is not None else None
-    if task is not None:
-        _check_task(home, runs, task)
-    targets = [target_of(home, run, task) for run in runs]
+    targets = _targets(given, home)
     stops = carry_out(home, targets, given.reason or "asked for", act, patience)
     say(json.dumps([s.as_receipt() for s in stops]) + "\n" if given.json else "".join(map(told, stops)))
     for stop in stops:
         warn_of(stop)
     return max((_code(stop) for stop in stops), key=_gravity, default=PROVEN_EMPTY)
+
+
+def show_runs(given: argparse.Namespace) -> int:
+    """List what a stop would end now; 1 where that could not be told. Nothing is changed, and nothing recorded."""
+    shown = [look(target) for target in _targets(given, Home.locate())]
+    say(json.dumps([stop.as_receipt() for stop in shown]) + "\n" if given.json else "".join(map(_would_end, shown)))
+    for stop in shown:
+        warn_of(stop)
+    return NOT_PROVEN if any(stop.proof == "unknown" for stop in shown) else 0
+
+
+def _would_end(stop: Stop) -> str:
+    what = stop.run_id if stop.task_id is None else f"{stop.run_id} task {stop.task_id}"
+    lines = [f"{what}: would end {len(stop.processes)} processes", *(f"  {_line(m)}" for m in stop.processes)]
+    return "\n".join(lines) + "\n"
+
+
+def _targets(given: argparse.Namespace, home: Home) -> list[Target]:
+    runs = _selected(given, home)
+    task = check_id(given.task, "task id") if given.task is not None else None
+    if task is not None:
+        _check_task(home, runs, task)
+    return [target_of(home, run, task) for run in runs]
 
 
 def say(text: str) -> None:

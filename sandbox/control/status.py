@@ -60,7 +60,16 @@ def backends_of(home: Home, run: Run) -> list[Backend]:
 
 
 def status(home: Home, run_id: str) -> Status:
-    """Look at one run. Raises nothing for what it finds; what can't be told is `unknown`."""
+    """Look at one run. Raises nothing for what it finds; what can't be told is `unknown`.
+
+    That a run ended without a word is said only after a second look: the first may have read the record just
+    before its launcher, which is gone by now, wrote the end into it.
+    """
+    first = _look_once(home, run_id)
+    return _look_once(home, run_id) if first.state in ("lost", "not started") else first
+
+
+def _look_once(home: Home, run_id: str) -> Status:
     try:
         run, bad = load(home, run_id)
     except AgentboxError as error:

@@ -100,7 +100,7 @@ def kill(target: Target, stop: Stop, seconds: float = KILL_SECONDS) -> Stop:
     deadline = time.monotonic() + seconds
     stop.rungs.append(Rung("kill", now()))
     while True:
-        found = target.boxes()
+        found = freeze_as_found(target)
         stop.from_inside = any(box.cgroup and inside(box.cgroup) for _, box in found)
         if stop.from_inside:
             return _kill_from_inside(target, stop, found)
@@ -121,6 +121,32 @@ def kill(target: Target, stop: Stop, seconds: float = KILL_SECONDS) -> Stop:
     else:
         stop.survivors = _survivors(target.boxes())
     return stop
+
+
+def look(target: Target) -> Stop:
+    """What a stop would meet now: its processes, and `proof` as it stands. Changes nothing."""
+    stop = Stop(target.run_id, target.task_id, "", "")
+    target.boxes()  # the second look asks the engine too, where the record names it
+    found = target.boxes()
+    stop.rungs.append(Rung("look", now()))
+    photograph(found, stop)
+    told = not target.unreachable and stop.rungs[-1].processes is not None
+    stop.proof = worst([backend.populated(box) for backend, box in found]) if told else "unknown"
+    stop.warnings += target.unreachable
+    return stop
+
+
+def freeze_as_found(target: Target) -> Found:
+    """Look for the boxes, and ask for each one's freeze at once: the kernel works on it while the next is found.
+
+    Not for a box with the caller in it, who would be frozen, nor for one whose engine would have to be waited for.
+    """
+    found = []
+    for backend, box in target.each():
+        found.append((backend, box))
+        if box.cgroup and not inside(box.cgroup):
+            backend.freeze(box, deadline=0.0)
+    return found
 
 
 def _freeze_and_photograph(found: Found, stop: Stop) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TAIL = 1 << 16
 WORDS = ("call", "quiet", "tick", "stop")
@@ -12,8 +12,7 @@ LATEST = 32_503_680_000.0
 """The year 3000 in seconds since 1970."""
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """`at`: seconds since 1970, by the worker's clock. `name`: of the call. `tokens`: of a tick."""
 
     at: float
@@ -23,8 +22,7 @@ class Mark:
     tokens: int
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """What a file of marks holds. `cut`: bytes before the first that were not read; `bad`: lines that are no marks.
 
     `written_at`: when the file was last written to, in seconds since 1970, by the kernel; None where it is none.
@@ -67,12 +65,24 @@ def read(path: str, most: int = TAIL) -> Reading:
     return Reading(found, cut, len(lines) - len(found), info.st_mtime)
 
 
+def under_way(seen: list[Mark]) -> dict[str, Mark]:
+    """The calls that have begun and not ended, by name: the mark of each one's begin."""
+    found: dict[str, Mark] = {}
+    for mark in seen:
+        found.pop(mark.name, None)
+        if mark.word == "call":
+            found[mark.name] = mark
+    return found
+
+
 def _parse(line: bytes) -> Mark | None:
     parts = line.decode("ascii", "replace").split(" ")
     if len(parts) != 5 or parts[1] not in WORDS:
         return None
     try:
-        mark = Mark(float(parts[0]), parts[1], int(parts[2]), parts[3][:64], int(parts[4]))
+        # A date(1) without fractions leaves something else after the point.
+        at = parts[0] if parts[0].replace(".", "", 1).isdigit() else parts[0].partition(".")[0]
+        mark = Mark(float(at), parts[1], int(parts[2]), parts[3][:64], int(parts[4]))
     except ValueError:
         return None
     # Neither a NaN nor a year that no calendar has.

@@ -7,8 +7,8 @@ from sandbox.report.model import Boundary, Call, Hold, TaskReport, Time
 
 MOST = 16 << 20
 """Bytes of marks that are read of a task: some 300,000 calls."""
-ROUNDING = 0.001
-"""Seconds: a mark is rounded to milliseconds, and so may be dated after the freeze that came after it."""
+ROUNDING = 0.02
+"""Seconds: a mark's time is rounded, to hundredths at worst, and may be dated after the freeze that came after it."""
 
 
 def add_calls(task: TaskReport, path: str) -> None:
