@@ -94,7 +94,7 @@ app.command("manifest", help="Print the record of a run, or of all.")(records.ma
 app.command("verify", help="Check a run's record for changes.")(records.verify)
 app.command("checkpoint", help="Commit what this worktree of a task holds.")(checkpoint.checkpoint)
 app.command("worktrees", help="List the worktrees of a run.")(worktrees.worktrees)
-app.command("reconcile", help="Find what is alive and should not be.")(reconcile.reconcile)
+_forward("reconcile", "Find what is alive and should not be.", reconcile.main)
 app.command("prune", help="Remove what ended runs left behind.")(prune.prune)
 app.command("watch", help="Enforce an emergency stop made by hand, and orders written by hand.")(watch.watch)
 app.command("install-units", help="Write systemd units, or print crontab lines.")(install_units.install_units)

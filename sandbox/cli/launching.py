@@ -60,10 +60,21 @@ def add_options(parser: Parser) -> None:
         metavar="TIME",
         help="end it after, such as 2h (exit 124), pauses included",
     )
+    add(
+        "--allowance",
+        action=Value,
+        convert=values.duration,
+        metavar="TIME",
+        help="between two tool calls, such as 10m: twice that without one is reported as stalled",
+    )
     add("--worktree", action="store_true", help="give the task a git worktree of its own, at ../wt-RUN-TASK")
     add("--base", metavar="REF", help="where its branch agent/RUN/TASK starts (default: HEAD)")
     add("--on-exit", choices=["kill", "leave"], default="kill", help="what is left when the command ends")
     add("--no-hooks", action="store_true", help="add no hooks to the command line of omp, claude or codex")
+    _add_container_options(parser)
+
+
+def _add_container_options(parser: Parser) -> None:
     add = parser.add_argument_group("containers (with --image)").add_argument
     add("--mount", action="append", default=[], metavar="SPEC", help="as docker's --mount (repeatable)")
     add("--network", metavar="N", help="none, bridge, host or a network's name")
@@ -119,6 +130,7 @@ def spec_of(given: argparse.Namespace, run_id: str, task_id: str, *, new_run: bo
         labels=values.labels(given.label),
         limits=_limits(given),
         timeout=given.timeout,
+        allowance=given.allowance,
         on_exit=given.on_exit,
         container=_container(given) if given.image else {},
         worktree=given.worktree,

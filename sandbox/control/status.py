@@ -51,6 +51,18 @@ def load(home: Home, run_id: str) -> tuple[Run, int]:
     return run, len(reading.bad)
 
 
+def over_by_record(run: Run) -> str:
+    """Why nothing may start in a run any more, by its record alone; "" if that says no such thing.
+
+    What was kept on purpose after the main command's end (`--on-exit leave`) may go on.
+    """
+    stops = [r for r in (*run.orders, *run.receipts) if r.get("task_id") is None]
+    for record in stops:
+        if record.get("event") == "stop.receipt" or record.get("order") == "STOP":
+            return f"was stopped ({record.get('reason') or 'no reason'})"
+    return "has ended" if run.ended is not None and run.on_exit != "leave" else ""
+
+
 def backends_of(home: Home, run: Run) -> list[Backend]:
     """The backends to ask for a run: those of this kernel always, an engine where the record names it."""
     found = local_backends(home.path)

@@ -144,6 +144,7 @@ def _record_started(writer: Writer, spec: LaunchSpec, box: Box, child: Child) ->
         argv=spec.shown_argv,
         launcher=_own_identity(),
         detached=spec.detach,
+        **({"allowance": spec.allowance} if spec.allowance else {}),
     )
 
 

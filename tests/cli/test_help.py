@@ -62,6 +62,7 @@ LAUNCH = {
     "--pids": ["200"],
     "--oom-group": [],
     "--timeout": ["2h"],
+    "--allowance": ["10m"],
     "--on-exit": ["leave"],
     "--no-hooks": [],
 }
