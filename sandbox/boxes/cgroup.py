@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 
 from sandbox.boxes.base import Box, BoxSpec, Command, Proof, Unavailable, Usage, host_name
@@ -205,7 +206,8 @@ class CgroupBackend:
     def members(self, box: Box, seconds: float) -> list[Member] | None:
         if self.populated(box) == "unknown":
             return None
-        return photograph(Cgroup(_path(box)).pids(), seconds)
+        places = Cgroup(_path(box)).places()
+        return [replace(member, cgroup=places[member.pid]) for member in photograph(places, seconds)]
 
     def populated(self, box: Box) -> Proof:
         return _proof(Cgroup(_path(box)).populated())

@@ -25,8 +25,10 @@ from sandbox.cli import (
     reconcile,
     records,
     redirect,
+    report,
     run,
     spawn,
+    top,
     tree,
     wait,
     watch,
@@ -83,6 +85,8 @@ app.command("pause", help="Hold a run at the next boundary of its workers. The c
 )
 app.command("resume", help="Let a paused run go on.")(pause.resume)
 app.command("redirect", help="Change part of a fleet's plan by a table.")(redirect.redirect)
+app.command("report", help="Tell where a run stopped, and what is not known of it.")(report.report)
+app.command("top", help="Show the fleet live, with keys that act on it.")(top.top)
 app.command("tree", help="Show the processes of a run, box by box.")(tree.tree)
 app.command("logs", help="Print the output of a detached task.")(logs.logs)
 app.command("wait", help="Wait for a run to end, and exit as it did.")(wait.wait)

@@ -92,7 +92,7 @@ def look(home: Home, run_id: str, task_id: str | None = None) -> list[TaskQuiet]
     one = status(home, run_id)
     run = home.run_dir(run_id)
     wanted = [task for task in one.run.tasks if task_id in (None, task)]
-    return [_of_task(one, task, marks(run.beat(task))) for task in wanted]
+    return [of_task(one, task, marks(run.beat(task))) for task in wanted]
 
 
 def look_at_worktrees(home: Home, run_id: str, tasks: list[TaskQuiet]) -> None:
@@ -106,7 +106,8 @@ def look_at_worktrees(home: Home, run_id: str, tasks: list[TaskQuiet]) -> None:
             task.worktree, task.dirty = path, is_dirty(path)
 
 
-def _of_task(one: Status, task_id: str, seen: list[Mark]) -> TaskQuiet:
+def of_task(one: Status, task_id: str, seen: list[Mark]) -> TaskQuiet:
+    """What one task says of itself by its marks, `seen`."""
     if one.run.tasks[task_id].state in ("exited", "failed") or not one.live:
         return TaskQuiet(task_id, "ended")
     if not seen:

@@ -204,7 +204,7 @@ def test_no_call_begins_unseen_once_a_pause_is_ordered(gate: list[str], run: Run
     try:
         for _ in range(5 if gate == GATES["agentbox"] else 25):
             passed = len(marks(run.beat("t1")))
-            wait_for(lambda passed=passed: len(marks(run.beat("t1"))) > passed)  # type: ignore[misc]
+            wait_for(lambda passed=passed: len(marks(run.beat("t1"))) > passed)
             orders.write_order(run.control, "PAUSE")
             seen = marks(run.beat("t1"))
             wait_for(lambda: marks(run.beat("t1"))[-1].word == "quiet")

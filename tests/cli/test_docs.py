@@ -22,8 +22,9 @@ ELSEWHERE = {
     "scripts/test": "scripts/test",
     "agentbox install-units": "tests/reconcile/test_units.py",
     "agentbox drill": "tests/drill",
+    "agentbox top": "tests/top",
 }
-"""What would set up the machine or takes minutes, and where it is run for real instead."""
+"""What would set up the machine, takes minutes or needs a terminal, and where it is run for real instead."""
 
 STATUS = {
     "agentbox wait r1": {137},

@@ -15,6 +15,7 @@ from tests.support import agentbox, agentbox_argv, agentbox_env, wait_for
 
 VERBS = [
     *("run", "spawn", "kill", "abort", "ps", "inspect", "tree", "logs", "wait", "manifest", "verify", "doctor"),
+    *("report", "top"),
 ]
 OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
 
