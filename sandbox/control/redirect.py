@@ -7,6 +7,7 @@ import json
 import os
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sandbox.control import orders
@@ -46,7 +47,8 @@ def draft(home: Home, run_id: str, touches: list[str]) -> dict[str, Any]:
     """A table to fill in: keep for all, or modify where a task has touched a file that a pattern names."""
     rows = []
     for task_id in in_flight(home, run_id):
-        files = [f for f in touched(home, run_id, task_id) if any(fnmatch.fnmatch(f, p) for p in touches)]
+        seen = touched(home, run_id, task_id) if touches else []
+        files = [f for f in seen if any(fnmatch.fnmatch(f, p) for p in touches)]
         row: dict[str, Any] = {"task": task_id, "action": "modify" if files else "keep"}
         if files:
             row |= {"delta": "", "touched": files}
@@ -110,7 +112,7 @@ def _drop(home: Home, run_id: str, rows: list[Row], result: Redirected, grace: f
     for row in rows:
         target = target_of(home, run_id, row.task)
         left = max(0.0, until - time.monotonic())
-        stops = carry_out(home, [target], f"dropped: {row.why}", lambda t, s, left=left: abort(t, s, left, term))
+        stops = carry_out(home, [target], f"dropped: {row.why}", partial(abort, grace=left, term=term))
         result.dropped += stops
         if stops[0].proof == "empty":
             _abandon(home, run_id, row.task, result)
