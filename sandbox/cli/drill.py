@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -44,26 +44,35 @@ def drill(
     home = Home.locate()
     table = load(thresholds or None)
     chosen = backend if backend == "docker" else choose(backend, home.path).name
-    with _page(html) as write, _progress() as tell:
+    file = _open(html)
+    with _progress() as tell:
         score = hold(home, chosen, workers, table, sabotage or None, keep, tell)
-        write(score)
+    if file is not None:
+        _write(file, score)
     output(json.dumps(score.as_dict()) + "\n" if as_json else _told(score))
     raise typer.Exit(PASSED if score.passed else NOT_PASSED)
 
 
-@contextmanager
-def _page(path: str) -> Iterator:  # type: ignore[type-arg]
+def _open(path: str) -> TextIO | None:
     """Opened first: a drill of a minute is not to end at a file that can't be written."""
-    if not path:
-        yield lambda score: None
-        return
+    try:
+        return open(path, "w", encoding="utf-8") if path else None
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _write(file: TextIO, score: Score) -> None:
     from sandbox.drill.page import page
 
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            yield lambda score: file.write(page(score))
+        with file:
+            file.write(page(score))
     except OSError as error:
-        raise AgentboxError(f"{path} cannot be written: {error.strerror}", fix="name another file", code=USAGE) from None
+        raise _unwritable(file.name, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> AgentboxError:
+    return AgentboxError(f"{path} cannot be written: {error.strerror}", fix="name another file", code=USAGE)
 
 
 @contextmanager

@@ -216,7 +216,7 @@ def drill(
     home: Home, backend: str, workers: int, table: Table, flaw: str | None = None, keep: bool = False,
     tell: Tell = lambda step: None,
 ) -> Score:  # fmt: skip
-    """Hold one drill and give its score; nothing of it is left unless `keep`. Raises AgentboxError if it can't be held."""
+    """Hold one drill and give its score; nothing of it is left unless `keep`. Raises AgentboxError if it can't be."""
     _refuse(home, backend, workers, flaw)
     ground = Ground(home, backend)
     score = Score(ground.run_id, backend, workers, flaw)

@@ -43,7 +43,7 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass
 class Ground:
-    """`folder` holds all that the drill makes on disk, but for the run's record. `problems`: what could not be undone."""
+    """`folder`: all that the drill makes on disk but the run's record. `problems`: what could not be undone."""
 
     home: Home
     backend: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sandbox.drill.ground import Ground
@@ -52,8 +52,7 @@ def ticking(ground: Ground, task_id: str) -> Iterator[None]:
     env[b"AGENTBOX_BEAT"] = os.fsencode(ground.home.run_dir(ground.run_id).beat(task_id))
     script = 'while sh "$0" tick outside 7; do sleep 0.2; done'
     argv = [b"sh", b"-c", script.encode(), os.fsencode(f"{ground.folder}/bin/gate.sh")]
-    unblock: Callable[[], None] = lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()) and None  # noqa: E731
-    child = spawn(argv, env, [("start a session", os.setsid), ("unblock signals", unblock)])
+    child = spawn(argv, env, [("start a session", os.setsid)])
     try:
         child.wait_ready(10)
         child.release()
