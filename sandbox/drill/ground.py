@@ -5,6 +5,7 @@ The run itself is made in the person's own AGENTBOX_HOME, so that `ps` shows it 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -64,7 +65,11 @@ class Ground:
     def put(self) -> None:
         """Make it all. Raises AgentboxError."""
         try:
-            self.folder = os.path.realpath(tempfile.mkdtemp(prefix="agentbox-drill-"))
+            folder = f"{os.path.realpath(tempfile.gettempdir())}/agentbox-{self.run_id}"
+            if os.path.lexists(folder):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), folder)
+            self.folder = folder  # before it is made: a signal may come between the two
+            os.mkdir(folder, 0o700)
             for name in FOLDERS:
                 os.mkdir(f"{self.folder}/{name}")
             for name in ("coordinator.sh", "worker.sh", "heart.sh", "server.sh"):
