@@ -8,8 +8,8 @@ import tarfile
 
 from sandbox.errors import USAGE, AgentboxError
 
-PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""Where a shell, git and their libraries are (hier(7)); nothing of /etc."""
+PROGRAMS = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32")
+"""Where a shell, git and their libraries are (hier(7)); nothing of /etc. The engine's init has its place in /sbin."""
 IMPORT_SECONDS = 60.0
 
 

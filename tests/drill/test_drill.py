@@ -42,6 +42,7 @@ class Held:
 
     @property
     def score(self) -> dict[str, Any]:
+        assert self.out, self.err
         return dict(json.loads(self.out))
 
     @property
