@@ -182,7 +182,12 @@ def work_after(ground: Ground, ordered_at: float | None) -> Measured:
     return Measured(len(calls) + len(tasks), ", ".join([*calls, *(f"task {name}" for name in tasks)]))
 
 
-def record(ground: Ground) -> Measured:
-    """What `verify` finds wrong with the run's record."""
-    verdict = verify(ground.home.run_dir(ground.run_id).manifest, run_id=ground.run_id)
+def head(ground: Ground) -> str:
+    """The digest of the last record now: it must be there later."""
+    return verify(ground.home.run_dir(ground.run_id).manifest, run_id=ground.run_id).head
+
+
+def record(ground: Ground, head: str) -> Measured:
+    """What `verify` finds wrong with the run's record, given the head that was noted before."""
+    verdict = verify(ground.home.run_dir(ground.run_id).manifest, head, ground.run_id)
     return Measured(len(verdict.problems), "; ".join(one.what for one in verdict.problems))

@@ -13,11 +13,13 @@ from sandbox.boxes.where import own_box
 from sandbox.control import orders
 from sandbox.control.status import load
 from sandbox.drill import evidence, sabotage
-from sandbox.drill.ground import Ground, parsed, signals_raise, undisturbed
+from sandbox.drill.ground import Ground, parsed
 from sandbox.drill.sabotage import SABOTAGE
 from sandbox.drill.score import Measured, Score, rows
+from sandbox.drill.signals import Once
 from sandbox.drill.table import Table
 from sandbox.errors import USAGE, AgentboxError, Refused
+from sandbox.launch.finish import warn
 from sandbox.manifest.home import Home
 from sandbox.reconcile.doorways import moment
 
@@ -32,7 +34,10 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Drill:
-    """One drill. `flaw`: the sabotage, or "none". `changed`, `kept`: task ids, as the redirect has it."""
+    """One drill. `flaw`: the sabotage, or "none". `modified`, `kept`: task ids, as the redirect has them.
+
+    `ended`: tasks that have left. `head`: of the record, before the abort. `complete`: every act was done.
+    """
 
     ground: Ground
     table: Table
@@ -45,6 +50,8 @@ class Drill:
     modified: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
+    head: str = ""
+    complete: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -178,6 +185,7 @@ class Drill:
     def abort(self) -> None:
         self.act("abort")
         ground, pace = self.ground, self.table.pace
+        self.head = evidence.head(ground)
         if self.flaw == "forge":
             sabotage.forge(ground)
         alive = [name for name in [*self.kept, *self.modified] if name not in self.ended]
@@ -200,7 +208,7 @@ class Drill:
         measured["tokens_after_abort"] = evidence.tokens(ground, empty, alive)
         measured["work_after_stop"] = evidence.work_after(ground, ordered)
         measured["pushes_to_main"] = evidence.pushes(ground)
-        measured["record"] = evidence.record(ground)
+        measured["record"] = evidence.record(ground, self.head)
 
     def all_acts(self) -> None:
         self.start()
@@ -210,6 +218,7 @@ class Drill:
         self.resume()
         self.redirect()
         self.abort()
+        self.complete = True
 
 
 def drill(
@@ -221,15 +230,20 @@ def drill(
     ground = Ground(home, backend)
     score = Score(ground.run_id, backend, workers, flaw)
     one = Drill(ground, table, workers, flaw or "none", tell, score)
-    with signals_raise():
+    with Once() as signals:
         try:
-            one.all_acts()
+            try:
+                one.all_acts()
+            finally:
+                signals.hush()
         finally:
-            with undisturbed():
-                one.act("clean up")
-                ground.remove(keep)
+            one.act("clean up")
+            ground.remove(keep)
+            score.seconds = round(time.monotonic() - one.began, 2)
+            if not one.complete:
+                for line in ground.problems:
+                    warn(f"not undone: {line}")
     score.rows = rows(one.measured, table)
-    score.seconds = round(time.monotonic() - one.began, 2)
     score.kept = ground.folder if keep else None
     score.problems = ground.problems
     return score

@@ -15,8 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sandbox.boxes.base import Unavailable
@@ -39,7 +38,6 @@ TOKEN = "AGENTBOX_DRILL"
 COMMAND_SECONDS = 120.0
 GONE_SECONDS = 3.0
 FOLDERS = ("bin", "board", "seen", "calls", "hearts", "pipes", "src")
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -211,35 +209,6 @@ def _output(args: Sequence[str], done: tuple[int, bytes, bytes], codes: Sequence
         said = lines[-1].removeprefix("agentbox: ")
         raise AgentboxError(f"agentbox {args[0]} failed: {said}", code=code if code == 75 else None)
     return out.decode("utf-8", "replace")
-
-
-@contextmanager
-def signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the drill as Ctrl+C does: through its clean-up."""
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGHUP)]
-    for number, handler in before:
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """No signal of a person's interrupts what is bounded in time and must be done."""
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in ENDS]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 def parsed(text: str) -> object:
