@@ -13,16 +13,20 @@ PROGRAMS = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32")
 IMPORT_SECONDS = 60.0
 
 
-def make_image(run_id: str) -> str:
-    """Make the image; returns its name. Raises AgentboxError, also where the engine does not see this host's files."""
+def require_engine() -> None:
+    """Raises AgentboxError where there is no engine, or where it does not see this host's files."""
+    from sandbox.boxes.docker_engine import Engine
+
+    if not Engine().facts().local:
+        raise AgentboxError("the docker engine is not on this host", fix="drill on its host", code=USAGE)
+
+
+def make_image(name: str) -> None:
+    """Make the image. Raises AgentboxError."""
     from sandbox.boxes.docker_engine import Engine
 
     engine = Engine()
-    if not engine.facts().local:
-        raise AgentboxError("the docker engine is not on this host", fix="drill on its host", code=USAGE)
-    name = f"agentbox-drill-{run_id}"
     engine.bounded(IMPORT_SECONDS, lambda: engine.api.import_image_from_data(_empty_root(), repository=name))
-    return name
 
 
 def _empty_root() -> bytes:
@@ -52,8 +56,7 @@ def remove(home: str, run_id: str, image: str) -> list[str]:
         engine = Engine()
         for row in engine.ours(home, run_id):
             engine.bounded(IMPORT_SECONDS, lambda row=row: engine.api.remove_container(row["Id"], v=True))  # type: ignore[misc]
-        if image:
-            engine.bounded(IMPORT_SECONDS, lambda: engine.api.remove_image(image))
+        engine.bounded(IMPORT_SECONDS, lambda: engine.api.remove_image(image))
     except NotThere:
         pass
     except AgentboxError as error:

@@ -81,7 +81,9 @@ class Ground:
             raise AgentboxError(f"{error.filename} can't be made: {error.strerror}", fix="see TMPDIR") from None
         self._repository()
         if self.backend == "docker":
-            self.image = containers.make_image(self.run_id)
+            containers.require_engine()
+            self.image = f"agentbox-{self.run_id}"
+            containers.make_image(self.image)
 
     def _write(self, name: str, text: str) -> None:
         with open(f"{self.folder}/{name}", "w", encoding="utf-8") as file:
@@ -185,7 +187,7 @@ class Ground:
         self._remove_boxes()
         if keep:
             return
-        if self.backend == "docker":
+        if self.image:
             self.problems += containers.remove(self.home.path, self.run_id, self.image)
         for path in (self.folder, self.home.run_dir(self.run_id).path):
             if path and os.path.lexists(path):

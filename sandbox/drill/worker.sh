@@ -38,7 +38,6 @@ leave() { # the gate has said stop
     exit 0
 }
 
-[ "$flaw" != stubborn ] || trap '' TERM
 sh "$folder/bin/heart.sh" "$folder/hearts/$job.attached" &
 setsid sh "$folder/bin/heart.sh" "$folder/hearts/$job.setsid" &
 if [ "$flaw" = outside ]; then
@@ -49,6 +48,8 @@ pipe=$folder/pipes/$job.$$
 mkfifo "$pipe"
 sh "$folder/bin/server.sh" <"$pipe" &
 exec 3>"$pipe"
+# Neither is to be ended by the abort before it comes to its boundary; their companions are.
+case $flaw in late | stubborn) trap '' TERM ;; esac
 
 while [ "$flaw" = no-gate ]; do
     say start "$job-$n"

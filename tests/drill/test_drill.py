@@ -117,9 +117,15 @@ def test_every_row_has_a_sabotage() -> None:
     assert {row for row, _ in SABOTAGE.values()} == set(THRESHOLDS)
 
 
-@pytest.mark.bed("nspawn")
+@pytest.mark.parametrize(
+    "manager",
+    [
+        pytest.param("system", marks=pytest.mark.bed("nspawn")),
+        pytest.param("user", marks=[pytest.mark.bed("nspawn-user"), pytest.mark.full("the same scopes")]),
+    ],
+)
 @pytest.mark.usefixtures("bystander")
-def test_on_systemd(tmp_path: Path) -> None:
+def test_on_systemd(tmp_path: Path, manager: str) -> None:
     one = hold(tmp_path / "d", "--backend", "systemd")
     assert (one.code, one.not_passed, one.left()) == (0, {}, []), one.out or one.err
     assert one.score["backend"] == "systemd"
