@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -14,6 +13,7 @@ import typer
 from sandbox.cli.arguments import output
 from sandbox.cli.table import table as columns
 from sandbox.errors import USAGE, AgentboxError, printable
+from sandbox.launch.finish import warn
 from sandbox.manifest.home import Home
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _progress() -> Iterator[Tell]:
     from sandbox.drill.fleet import STEPS
 
     if not os.isatty(2):
-        yield lambda step: print(f"agentbox: drill: {step}", file=sys.stderr, flush=True)
+        yield lambda step: warn(f"drill: {step}")
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sandbox.boxes.cgroup import CgroupBackend
+from sandbox.drill.fleet import STEPS
 from sandbox.drill.page import page
 from sandbox.drill.sabotage import SABOTAGE
 from sandbox.drill.score import Measured, Score, rows
@@ -145,13 +146,25 @@ def images(dockerd: Dockerd) -> set[str]:
     return {image["Id"] for image in dockerd.engine.ask("GET", "/images/json?all=1")}
 
 
-@pytest.mark.full("sixteen workers, as a person holds it")
+@pytest.mark.full("sixteen workers at the usual pace, as a person holds it")
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "cgroup",
+        pytest.param("systemd", marks=pytest.mark.bed("nspawn")),
+        pytest.param("docker", marks=pytest.mark.bed("dockerd")),
+    ],
+)
 @pytest.mark.usefixtures("bystander")
-def test_sixteen_workers_at_the_usual_pace(tmp_path: Path) -> None:
+def test_sixteen_workers(tmp_path: Path, backend: str, request: pytest.FixtureRequest) -> None:
+    if backend == "docker":
+        request.getfixturevalue("dockerd")
     env = surroundings(tmp_path / "d")
-    done = subprocess.run(agentbox_argv("drill", "--json"), env=env, capture_output=True, text=True, timeout=280)
+    command = agentbox_argv("drill", "--json", "--backend", backend)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
     one = Held(tmp_path / "d", done.returncode, done.stdout, done.stderr)
     assert (one.code, one.not_passed, one.left()) == (0, {}, []), one.out or one.err
+    assert len(one.score["acts"]) > len(STEPS)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
