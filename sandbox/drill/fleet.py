@@ -168,6 +168,10 @@ class Drill:
         self.agentbox("redirect", ground.run_id, "--table", f"{ground.folder}/plan.json", *ladder, "--json")
         self.ended.update(dropped)
         new = [f"n{number:02d}" for number in range(len(dropped))]
+        if self.flaw == "restart":
+            self.agentbox("kill", ground.run_id, "--task", self.kept[-1])
+            self.ended.add(self.kept[-1])
+            new.append("again")
         self._spawn(new)
         self._board("redirected")
         self._await(lambda: [] if self._seen() else ["main"], "did not look at the board")

@@ -1,4 +1,4 @@
-"""What the fixture can do wrong, one for each row of the score: a row that can't fail says nothing."""
+"""What the fixture can do wrong, at least one thing for each row of the score: a row that can't fail says nothing."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ SABOTAGE = {
     "no-gate": ("time_to_quiet", "a worker passes no gate"),
     "stash": ("dirty_worktrees", "a worker stashes instead of committing"),
     "duplicate": ("duplicate_workers", "the coordinator starts a kept worker's work a second time"),
+    "restart": ("duplicate_workers", "a kept task is ended, and another one started in its place"),
     "push": ("pushes_to_main", "a worker pushes main, past the guard"),
     "outside": ("orphans", "a worker puts a daemon outside its box, as root"),
     "tokens": ("tokens_after_abort", "a process outside goes on ticking tokens"),
@@ -24,7 +25,7 @@ SABOTAGE = {
 }
 """By name: the row that it fails, and what it does."""
 OF_THE_COORDINATOR = ("duplicate",)
-OF_THE_DRILL = ("tokens", "forge")
+OF_THE_DRILL = ("restart", "tokens", "forge")
 LABEL = "throwaway"
 
 
