@@ -35,7 +35,7 @@ class Fleet:
         main = f"{gate} gate plan; {gate} tick plan; exec sleep 1000"
         agentbox("run", "-d", "--run-id", FLEET, "--", "sh", "-c", main, check=0)
         for number, name in enumerate(NAMES):
-            seconds, count = (LONG, 5) if number < 8 else (SHORT, 40)
+            seconds, count = (LONG if number < 8 else SHORT), 1000
             command = ["sh", str(WORKER), str(HARNESS / "gate.sh"), str(self.files[name]), str(seconds), str(count)]
             agentbox("spawn", FLEET, "-d", "--task", name, "--", *command, check=0)
 
