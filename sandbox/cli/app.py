@@ -79,7 +79,9 @@ _forward("tick", "Mark a finished call: its name and tokens. For harnesses.", bo
 
 app.command("ps", help="List runs.")(ps.ps)
 app.command("inspect", help="Tell all that is known of a run, as JSON.")(inspect.inspect)
-app.command("pause", help="Hold a run at the next boundary of its workers.")(pause.pause)
+app.command("pause", help="Hold a run at the next boundary of its workers. The clock of --timeout runs on.")(
+    pause.pause
+)
 app.command("resume", help="Let a paused run go on.")(pause.resume)
 app.command("redirect", help="Change part of a fleet's plan by a table.")(redirect.redirect)
 app.command("tree", help="Show the processes of a run, box by box.")(tree.tree)
@@ -89,7 +91,7 @@ app.command("manifest", help="Print the record of a run, or of all.")(records.ma
 app.command("verify", help="Check a run's record for changes.")(records.verify)
 app.command("checkpoint", help="Commit what this worktree of a task holds.")(checkpoint.checkpoint)
 app.command("worktrees", help="List the worktrees of a run.")(worktrees.worktrees)
-app.command("reconcile", help="Find what is alive and should not be.")(reconcile.reconcile)
+_forward("reconcile", "Find what is alive and should not be.", reconcile.main)
 app.command("prune", help="Remove what ended runs left behind.")(prune.prune)
 app.command("watch", help="Enforce an emergency stop made by hand, and orders written by hand.")(watch.watch)
 app.command("install-units", help="Write systemd units, or print crontab lines.")(install_units.install_units)

@@ -175,7 +175,9 @@ def work_after(ground: Ground, ordered_at: float | None) -> Measured:
     """Calls that began after the order without their gate having let them through, and tasks started after it."""
     if ordered_at is None:
         return Measured(None, "when the stop was ordered is not known")
-    passed = {mark.name for task in all_marks(ground).values() for mark in task if mark.word == "call"}
+    seen = [mark for task in all_marks(ground).values() for mark in task]
+    # A gate marks the call, looks once more, and marks a stop if it does not let it through after all.
+    passed = {m.name for m in seen if m.word == "call"} - {m.name for m in seen if m.word == "stop"}
     calls = [call.name for call in starts(ground) if call.at > ordered_at and call.name not in passed]
     run, _ = load(ground.home, ground.run_id)
     tasks = [t.task_id for t in run.tasks.values() if (moment(t.started_at) or 0) > ordered_at]

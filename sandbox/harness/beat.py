@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TAIL = 1 << 16
 WORDS = ("call", "quiet", "tick", "stop")
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """`at`: seconds since 1970, by the worker's clock. `name`: of the call. `tokens`: of a tick."""
 
     at: float
@@ -42,11 +41,23 @@ def marks(path: str) -> list[Mark]:
     return [mark for mark in map(_parse, text.split(b"\n")) if mark]
 
 
+def under_way(seen: list[Mark]) -> dict[str, Mark]:
+    """The calls that have begun and not ended, by name: the mark of each one's begin."""
+    found: dict[str, Mark] = {}
+    for mark in seen:
+        found.pop(mark.name, None)
+        if mark.word == "call":
+            found[mark.name] = mark
+    return found
+
+
 def _parse(line: bytes) -> Mark | None:
     parts = line.decode("ascii", "replace").split(" ")
     if len(parts) != 5 or parts[1] not in WORDS:
         return None
     try:
-        return Mark(float(parts[0]), parts[1], int(parts[2]), parts[3][:64], int(parts[4]))
+        # A date(1) without fractions leaves something else after the point.
+        at = parts[0] if parts[0].replace(".", "", 1).isdigit() else parts[0].partition(".")[0]
+        return Mark(float(at), parts[1], int(parts[2]), parts[3][:64], int(parts[4]))
     except ValueError:
         return None
