@@ -28,7 +28,7 @@ from tests.beds.dockerd import Dockerd
 from tests.support import agentbox, agentbox_argv, agentbox_env, is_alive
 
 QUICK = TREE / "tests" / "drill" / "quick.toml"
-AT_ONCE = 3
+AT_ONCE = 4
 """A drill waits for most of its time."""
 
 
