@@ -13,6 +13,7 @@ from sandbox.cli import (
     abort,
     checkpoint,
     doctor,
+    drill,
     estop,
     hooks,
     inspect,
@@ -99,6 +100,7 @@ app.command("prune", help="Remove what ended runs left behind.")(prune.prune)
 app.command("watch", help="Enforce an emergency stop made by hand, and orders written by hand.")(watch.watch)
 app.command("install-units", help="Write systemd units, or print crontab lines.")(install_units.install_units)
 app.add_typer(hooks.app, name="hooks")
+app.command("drill", help="Try the stop on a throwaway fleet, and print the score.")(drill.drill)
 app.command("doctor", help="Try every backend, and say how to repair what does not work.")(doctor.doctor)
 
 

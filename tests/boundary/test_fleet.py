@@ -19,6 +19,7 @@ from sandbox.control.table import parse
 from sandbox.errors import AgentboxError
 from sandbox.harness.beat import Mark, marks
 from sandbox.kernel.identity import Identity
+from sandbox.launch.finish import ENDING_BY_ITSELF_SECONDS
 from sandbox.manifest.home import Home
 from tests.beds.base import TREE
 from tests.boundary.test_gate import HARNESS
@@ -256,6 +257,22 @@ def test_a_redirect_keeps_twelve_modifies_two_and_drops_two(fleet: Fleet, tmp_pa
     again = agentbox("redirect", FLEET, "--table", str(table), check=2)
     assert "not in flight: w10, w11" in again.stderr, "a table counts once"
     assert agentbox("manifest", FLEET, check=0).stdout.count('"steer.table"') == 1
+
+
+def test_what_a_dropped_worker_leaves_behind_has_its_grace_and_a_sigterm(home: Path, tmp_path: Path) -> None:
+    """Though its launcher sees the command end long before."""
+    agentbox("run", "-d", "--run-id", RUN, "--", "sleep", "1000", check=0)
+    behind = '(trap "echo term >$1; exit" TERM; touch $1.ready; while :; do sleep 0.1; done) &'
+    worker = f"{behind} while sh $0 gate x; do sh $0 tick x; sleep 0.1; done"
+    for name in ("a", "b"):
+        command = ["sh", "-c", worker, str(HARNESS / "gate.sh"), str(tmp_path / name)]
+        agentbox("spawn", RUN, "-d", "--task", name, "--", *command, check=0)
+        wait_for((tmp_path / f"{name}.ready").exists)
+    table = tmp_path / "table"
+    table.write_text(json.dumps({"tasks": [{"task": name, "action": "drop", "why": "x"} for name in ("a", "b")]}))
+    agentbox("redirect", RUN, "--table", str(table), "--grace", f"{ENDING_BY_ITSELF_SECONDS + 2}s", check=0)
+    assert [(tmp_path / name).exists() for name in ("a", "b")] == [True, True]
+    agentbox("kill", RUN, check=0)
 
 
 REFUSED = [

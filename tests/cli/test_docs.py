@@ -20,7 +20,7 @@ BLOCK = re.compile(r"```(?:sh|console)\n(.*?)```", re.DOTALL)
 ELSEWHERE = {
     "scripts/agentbox run -- sh -c 'echo hello from $RUN_ID'": "scripts/agentbox",
     "scripts/test": "scripts/test",
-    "agentbox install-units": "tests/reconcile/test_units.py",
+    "agentbox install-units": "tests/emergency/test_units.py",
     "agentbox drill": "tests/drill",
     "agentbox top": "tests/top",
 }
