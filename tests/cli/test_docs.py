@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.reconcile.findings import KINDS
 from tests.beds.base import TREE
 from tests.support import agentbox, agentbox_env, wait_for
 
@@ -116,3 +117,9 @@ def test_commands_of(page: str, place: Path, home: Path) -> None:
             said = f"{line}\n{done.stdout}{done.stderr}"
             assert done.returncode in STATUS.get(line.removesuffix("; echo $?"), {0}), said
             assert "Traceback" not in done.stderr, said
+
+
+@pytest.mark.parametrize("page", ["docs/operating.md", "docs/reconcile.md"])
+def test_each_kind_of_finding_is_explained(page: str) -> None:
+    rows = "".join(line for line in (TREE / page).read_text().splitlines() if line.startswith("| `"))
+    assert [kind for kind in KINDS if f"`{kind}`" not in rows] == []
