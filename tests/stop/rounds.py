@@ -46,20 +46,25 @@ def call(*args: str) -> int:
     """Start a verb; its pid."""
     pid = os.fork()
     if pid == 0:
-        code = 99
-        try:
-            null = os.open(os.devnull, os.O_RDWR)
-            error = os.open(f"{os.environ['AGENTBOX_HOME']}.{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
-            for fd, target in ((null, 0), (null, 1), (error, 2)):
-                os.dup2(fd, target)
-            os.closerange(3, 1024)
-            sys.argv = ["agentbox", *args]
-            main()
-        except SystemExit as done:
-            code = done.code if isinstance(done.code, int) else 98
-        finally:
-            os._exit(code)
+        entered(*args)
     return pid
+
+
+def entered(*args: str) -> None:
+    """In a fork: be the command `agentbox ARGS`, and end as it does. Never returns."""
+    code = 99
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        error = os.open(f"{os.environ['AGENTBOX_HOME']}.{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
+        for fd, target in ((null, 0), (null, 1), (error, 2)):
+            os.dup2(fd, target)
+        os.closerange(3, 1024)
+        sys.argv = ["agentbox", *args]
+        main()
+    except SystemExit as done:
+        code = done.code if isinstance(done.code, int) else 98
+    finally:
+        os._exit(code)
 
 
 def said(pid: int) -> str:
