@@ -52,7 +52,9 @@ def reconcile(
     _log(first, done)
     if given.metrics:
         _write_metrics(given.metrics, last, time.monotonic() - began)
-    raise typer.Exit(INCOMPLETE if last.survey.not_asked else FINDINGS if last.findings else CLEAN)
+    # A stop of ours that failed still looks as if it were being carried out: by this very process.
+    left = last.findings or not all(one.ok for one in done)
+    raise typer.Exit(INCOMPLETE if last.survey.not_asked else FINDINGS if left else CLEAN)
 
 
 def _selected(home: Home, text: str) -> str | None:

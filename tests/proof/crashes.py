@@ -1,8 +1,9 @@
 """A verb that crashes, or whose system call fails, at each of its system calls; and what sets it right after.
 
-usage: python -m tests.proof.crashes SCENE kills|errors SEED COUNT PART/PARTS, with AGENTBOX_HOME set and BYSTANDER
-the id of a run of that home that must live. COUNT 0 is all of them. Prints one JSON object: {"scene", "points",
-"cases", "seen": {how it came out: count}, "faults": [...]}.
+usage: python -m tests.proof.crashes SCENE kills|errors|FAULT SEED COUNT, with AGENTBOX_HOME set, BYSTANDER the id of
+a run of that home that must live and BYSTANDER_PIDS its processes. COUNT 0 is all of them; FAULT, such as "EIO at
+openat 7", plays that one. Prints one JSON object: {"scene", "points", "cases", "seen": {how it came out: count},
+"faults": [...]}.
 
 Each verb is a fork of this process, which has loaded everything before, and each fault has a run of its own.
 Afterwards: the record reads and its chain holds, nothing lives that it does not name, a `kill` and a `reconcile
@@ -99,9 +100,11 @@ def torn_record(home: Home, run_id: str) -> None:
         file.write(b'{"v":1,"half')
 
 
-def write_records(home: Home, run_id: str, out: int) -> None:
+def write_records(home: Home, run_id: str) -> None:
     """In a fork: write some, and say which were confirmed. Never returns."""
     try:
+        out = os.open(f"{home.path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
+        stop_self()
         writer = Writer(home.run_dir(run_id).manifest, run_id)
         for number in range(4):
             try:
@@ -135,12 +138,14 @@ def stopped_call(home: Home, *words: str) -> int:
     """As `call`, and waiting for SIGCONT."""
     pid = os.fork()
     if pid == 0:
-        out = os.open(f"{home.path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
-        os.kill(os.getpid(), signal.SIGSTOP)
         if words[0] == "writer":
-            write_records(home, words[1], out)
-        rounds.entered(*words)
+            write_records(home, words[1])
+        rounds.entered(*words, first=stop_self)
     return pid
+
+
+def stop_self() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def play(home: Home, scene: Scene, run_id: str, fault: Fault | None, log: Path) -> tuple[int, str]:
@@ -242,14 +247,15 @@ def points(home: Home, name: str, which: str) -> list[Fault]:
     return injection.kills(made) if which == "kills" else injection.errors(made)
 
 
-def cases(name: str, which: str, seed: int, count: int, part: int, parts: int) -> dict[str, object]:
+def cases(name: str, which: str, seed: int, count: int) -> dict[str, object]:
+    """`which`: kills, errors, or one fault in its own words."""
     rng, home = random.Random(seed), Home.locate()
     home.ensure()
-    found = points(home, name, which)
+    found = points(home, name, which) if which in ("kills", "errors") else [Fault.parse(which)]
     chosen = rng.sample(found, min(count, len(found))) if count else found
     seen: collections.Counter[str] = collections.Counter()
     faults: list[str] = []
-    for number, fault in enumerate(chosen[part::parts]):
+    for number, fault in enumerate(chosen):
         try:
             seen[case(home, name, fault, number, rng.random() < 0.5)] += 1
         except Exception as error:
@@ -286,5 +292,4 @@ def load_everything() -> None:
 if __name__ == "__main__":
     ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     load_everything()
-    own, all_parts = sys.argv[5].split("/")
-    print(json.dumps(cases(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(own), int(all_parts))))
+    print(json.dumps(cases(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))

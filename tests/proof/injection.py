@@ -77,6 +77,12 @@ class Fault:
     def __str__(self) -> str:
         return f"{self.what} at {self.call} {self.when}"
 
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """Out of its own words."""
+        what, _, call, when = text.split()
+        return cls(call, when, what)
+
     @property
     def option(self) -> str:
         """strace's `-e inject=`."""

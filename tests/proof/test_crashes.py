@@ -16,11 +16,12 @@ import pytest
 
 from tests.beds.base import TREE
 from tests.cli.runs import start, wait_pids
-from tests.proof.crashes import LIVES, SCENES
+from tests.proof.crashes import SCENES
 from tests.support import agentbox_env
 
 SAMPLE = 10
 """Cases of each kind for each scene by default."""
+BESIDE = ("sh", "-c", "sleep 90000 & setsid sleep 90000 & sleep 90000")
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups at the top, ptrace(2)"),
@@ -34,10 +35,10 @@ def play(scene: str, count: int, tmp_path: Path) -> None:
     players = []
     for which in ("kills", "errors"):
         home = tmp_path / which
-        beside = start(*LIVES, options=("--backend", "cgroup"), home=home)
+        beside = start(*BESIDE, options=("--backend", "cgroup"), home=home)
         pids = " ".join(map(str, wait_pids(beside, 4)))
         env = agentbox_env(home, BYSTANDER=beside, BYSTANDER_PIDS=pids)
-        argv = [sys.executable, "-m", "tests.proof.crashes", scene, which, seed, str(count), "0/1"]
+        argv = [sys.executable, "-m", "tests.proof.crashes", scene, which, seed, str(count)]
         players.append((beside, home, subprocess.Popen(argv, cwd=TREE, env=env, stdout=subprocess.PIPE, text=True)))
     results = [json.loads(player.communicate()[0] or "{}") for _, _, player in players]
     for beside, home, _ in players:
