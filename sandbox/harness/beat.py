@@ -7,6 +7,7 @@ import stat
 from dataclasses import dataclass
 
 TAIL = 1 << 16
+LATEST = 1e12
 WORDS = ("call", "quiet", "tick", "stop")
 
 
@@ -47,6 +48,7 @@ def _parse(line: bytes) -> Mark | None:
     if len(parts) != 5 or parts[1] not in WORDS:
         return None
     try:
-        return Mark(float(parts[0]), parts[1], int(parts[2]), parts[3][:64], int(parts[4]))
+        mark = Mark(float(parts[0]), parts[1], int(parts[2]), parts[3][:64], int(parts[4]))
     except ValueError:
         return None
+    return mark if abs(mark.at) < LATEST else None  # no infinity, and no NaN

@@ -271,9 +271,10 @@ def _owner_alive(pids: list[int]) -> bool | None:
 def _asker_alive(order: orders.Order) -> bool | None:
     """Is the process that ordered a stop still there to carry it out? None: the order does not name one."""
     words = order.by.split()
-    if "pid" not in words[:-1] or not words[words.index("pid") + 1].isdigit():
+    number = words[words.index("pid") + 1] if "pid" in words[:-1] else ""
+    if not (number.isascii() and number.isdigit()) or len(number) > 10:
         return None
-    pid = int(words[words.index("pid") + 1])
+    pid = int(number)
     identity = Identity.of(pid)
     if identity is None:
         return False if Identity(boot_id(), pid, 0).alive() is False else None

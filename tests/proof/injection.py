@@ -107,8 +107,8 @@ def attach(pid: int, log: Path, *, follow: bool, fault: Fault | None = None) -> 
 
 
 def end(tracer: int) -> None:
-    """End strace, which lets its processes go."""
-    os.kill(tracer, signal.SIGTERM)
+    """End strace; the kernel lets its processes go. Not by SIGTERM, which strace may miss right before it waits."""
+    os.kill(tracer, signal.SIGKILL)
     os.waitpid(tracer, 0)
 
 

@@ -179,7 +179,7 @@ def play(home: Home, name: str, scene: str, chosen: Order) -> tuple[Order, list[
     stepped_writer.step = stage.step
     target_task = task if scene == "task" else None
     path = run.task_order(task) if target_task else run.control
-    target = Target(run_id, target_task, path, [stepped])  # type: ignore[list-item]
+    target = Target(run_id, target_task, path, [stepped])
 
     def starting() -> None:
         try:

@@ -68,7 +68,7 @@ class Model:
         return sorted((self.watched | self.unwatched) - {"main"})
 
     def ends(self) -> None:
-        self.word, self.stopped, self.watched, self.unwatched = "STOP", True, set(), set()
+        self.word, self.stopped, self.lost, self.watched, self.unwatched = "STOP", True, False, set(), set()
 
 
 class Fleet(RuleBasedStateMachine):
