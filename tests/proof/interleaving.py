@@ -19,6 +19,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,11 +47,15 @@ Order = tuple[str, ...]
 
 
 class Stage:
-    """Lets one side at a time go on to its next step, in the order that is asked for."""
+    """Lets one side at a time go on to its next step, in the order that is asked for.
 
-    def __init__(self) -> None:
+    A child that enters a frozen box stands still, and the start with it, until the stop goes on: `held` tells.
+    """
+
+    def __init__(self, held: Callable[[], bool]) -> None:
         self.turn = threading.Condition()
-        self.running: str | None = None
+        self.held = held
+        self.running: set[str] = set()
         self.waiting: set[str] = set()
         self.over: set[str] = set()
         self.mine = threading.local()
@@ -62,9 +67,9 @@ class Stage:
             return
         with self.turn:
             self.waiting.add(side)
-            self.running = None
+            self.running.discard(side)
             self.turn.notify_all()
-            if not self.turn.wait_for(lambda: self.running == side, PATIENCE):
+            if not self.turn.wait_for(lambda: side in self.running, PATIENCE):
                 raise RuntimeError(f"{side} was never let go")
             self.waiting.discard(side)
 
@@ -77,7 +82,7 @@ class Stage:
             finally:
                 with self.turn:
                     self.over.add(side)
-                    self.running = None
+                    self.running.discard(side)
                     self.turn.notify_all()
 
         thread = threading.Thread(target=run, name=side, daemon=True)
@@ -85,15 +90,19 @@ class Stage:
         return thread
 
     def choices(self) -> list[str]:
-        """The sides that wait for their turn, once nobody runs."""
+        """The sides that wait for their turn, once nobody runs who can."""
+        deadline = time.monotonic() + PATIENCE
         with self.turn:
-            quiet = self.turn.wait_for(lambda: not self.running and self.waiting | self.over == {START, STOP}, PATIENCE)
-            assert quiet, f"{self.running} does not come to its next step"
+            while not self.turn.wait_for(lambda: self.waiting | self.over == {START, STOP}, 0.05):
+                if STOP in self.waiting and self.held():
+                    return [STOP]
+                assert time.monotonic() < deadline, f"{self.running} do not come to their next step"
             return sorted(self.waiting)
 
     def let_go(self, side: str) -> None:
         with self.turn:
-            self.running = side
+            self.waiting.discard(side)
+            self.running.add(side)
             self.turn.notify_all()
 
 
@@ -173,7 +182,7 @@ def play(home: Home, name: str, scene: str, chosen: Order) -> tuple[Order, list[
         backend=name,
     )
     run, writer, inner = prepare(spec, home)
-    stage, outcome = Stage(), Outcome()
+    stage, outcome = Stage(lambda: frozen(run_id)), Outcome()
     stepped = SteppedBackend(inner, stage.step)
     stepped_writer = SteppedWriter(writer.path, run_id, writer.by)
     stepped_writer.step = stage.step
@@ -224,6 +233,14 @@ def launched(home: Home, name: str, run_id: str) -> Started:
     spec = LaunchSpec(run_id, "main", [b"/bin/sleep", b"900"], backend=name)
     run, writer, inner = prepare(spec, home)
     return start(spec, home, run, writer, inner, [], ("nothing", lambda: None))
+
+
+def frozen(run_id: str) -> bool:
+    """Is the run's box to be frozen, or one in it?"""
+    box = parent_box(run_id)
+    with suppress(OSError):
+        return box is not None and any(file.read_text() == "1\n" for file in box.glob("**/cgroup.freeze"))
+    return False
 
 
 def lives(inner: Backend, run_id: str, task: str | None) -> bool:
