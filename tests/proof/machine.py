@@ -24,7 +24,14 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from sandbox.control.orders import read_order
 from sandbox.control.status import ENDED, launcher_identity, status
@@ -82,6 +89,11 @@ class Fleet(RuleBasedStateMachine):
         self.twin = os.posix_spawnp("sleep", ["sleep", "900"], os.environ, setpgroup=0)
 
     # verbs
+
+    @initialize()
+    def one_run(self) -> None:
+        self.run()
+        self.spawn(0)
 
     @precondition(lambda self: sum(run.live for run in self.runs) < MOST_RUNS)
     @rule()
@@ -146,6 +158,7 @@ class Fleet(RuleBasedStateMachine):
         run.watched.discard(others[0])
         run.unwatched.discard(others[0])
 
+    @precondition(lambda self: any(run.live for run in self.runs))
     @rule()
     def estop(self) -> None:
         assert self.verb("estop") == 0
@@ -154,6 +167,7 @@ class Fleet(RuleBasedStateMachine):
             if run.live:
                 run.ends()
 
+    @precondition(lambda self: self.emergency)
     @rule()
     def lift(self) -> None:
         assert self.verb("estop", "--lift") == 0
@@ -264,7 +278,8 @@ class Fleet(RuleBasedStateMachine):
         for run in self.runs:
             assert self.verb("kill", run.run_id) == 0
             assert verify(self.home.run_dir(run.run_id).manifest).whole
-        self.verb("estop", "--lift")
+        if self.emergency:
+            self.verb("estop", "--lift")
         until(lambda: not self.others(), "an end of all processes")
         assert self.findings("--kill") == []
         assert not [run for run in self.runs if parent_box(run.run_id)]
@@ -291,6 +306,7 @@ class Fleet(RuleBasedStateMachine):
         """What `reconcile --json` finds; with --kill, what it leaves of it."""
         out = f"{self.home.path}.json"
         pid = call("reconcile", "--json", *options, out=out)
+        seen[" ".join(("reconcile", *options))] += 1
         code = code_of(pid, "reconcile")
         text = said(pid)
         found = json.loads(Path(out).read_text())
