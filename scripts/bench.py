@@ -1,4 +1,4 @@
-"""The budgets of run, kill and memory, each as a ratio to something bare in the same run.
+"""The budgets of run, kill, gate and memory, each as a ratio to something bare in the same run.
 
 Whole processes are timed in pairs, A B A B …, and the ratio is taken pair by pair: the machine's speed drifts,
 a pair shares it. The median is what counts; minimum and maximum show how noisy the machine was.
@@ -23,10 +23,11 @@ sys.path.insert(0, str(TREE))
 from sandbox.boxes.cgroup import CgroupBackend  # noqa: E402
 from sandbox.control import orders  # noqa: E402
 from sandbox.control.request import target_of  # noqa: E402
-from sandbox.control.stop import begin  # noqa: E402
+from sandbox.control.stop import begin, freeze_as_found  # noqa: E402
 from sandbox.kernel.cgroup import Cgroup  # noqa: E402
 from sandbox.kernel.kill import kill_tree  # noqa: E402
 from sandbox.kernel.mounts import cgroup2_mount  # noqa: E402
+from sandbox.kernel.procfs import started_at  # noqa: E402
 from sandbox.manifest.home import Home  # noqa: E402
 
 AGENTBOX = [sys.executable, "-m", "sandbox.cli.main"]
@@ -43,6 +44,7 @@ def main() -> None:
         os.environ.update(AGENTBOX_HOME=folder, PYTHONPATH=str(TREE))
         print(f"{'what':58} {'budget':>8} {'median':>8} {'min':>8} {'max':>8}")
         whole_processes(rounds)
+        gates(rounds * 4)
         memory()
         for count in (100, 1000):
             freezing(count, max(5, rounds // 3))
@@ -79,6 +81,38 @@ def whole_processes(rounds: int) -> None:
     row("kill RUN, 10 processes / python -c 'import typer'", "2.0", paired(kill, lambda: timed(TYPER), rounds))
 
 
+def gates(rounds: int) -> None:
+    """The gate where it lets a call go on, in sh and in Python, each beside an interpreter that does nothing."""
+    run = Home(os.environ["AGENTBOX_HOME"]).ensure().run_dir("gates").create()
+    for path in (run.control, run.task_order("t1")):
+        orders.create_order(path, by="bench")
+    named = {"AGENTBOX_CONTROL": run.control, "AGENTBOX_BEAT": run.beat("t1"), "AGENTBOX_TASK_ID": "t1"}
+    named["AGENTBOX_BOOT"] = str(int(started_at(0) * 100))
+    harness = f"{TREE}/sandbox/harness"
+    shell, python = ["sh", "-c", ":"], [sys.executable, "-I", "-c", "pass"]
+    with environment(named):
+        assert subprocess.run(["sh", f"{harness}/gate.sh", "gate", "Bash"], check=False).returncode == 0
+        for verb in ("gate", "tick"):
+            ours = ["sh", f"{harness}/gate.sh", verb, "Bash"]
+            row(f"gate.sh {verb} / sh -c :", "3", paired(lambda o=ours: timed(o), lambda: timed(shell), rounds))
+            ours = [sys.executable, "-I", "-S", f"{harness}/gate.py", verb, "Bash"]
+            what = f"gate.py {verb} / python -I -c pass"
+            row(what, "1.5", paired(lambda o=ours: timed(o), lambda: timed(python), rounds))
+        ours = [sys.executable, "-c", "from sandbox.cli.entry import main; main()", "gate", "Bash"]
+        row("agentbox gate / python -I -c pass", "1.5", paired(lambda: timed(ours), lambda: timed(python), rounds))
+
+
+@contextlib.contextmanager
+def environment(named: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(named)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def memory() -> None:
     """Resident memory of the launcher while the command runs, in MiB."""
     process = subprocess.Popen(
@@ -110,8 +144,7 @@ def freezing(count: int, rounds: int) -> None:
         target = target_of(home, run_id)
         stop = begin(target, "bench", "bench")
         start = time.perf_counter()
-        found = target.boxes()
-        for backend, box in found:
+        for backend, box in freeze_as_found(target):
             backend.freeze(box, time.monotonic() + 10)
         spent = time.perf_counter() - start
         assert stop.ordered_at and group.event("frozen")

@@ -24,6 +24,10 @@ LIMIT_EMULATED = 900.0  # the same in a machine whose processor is emulated
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A suite that was put into the background by a script ignores Ctrl+C, and so would all that it starts.
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     config.addinivalue_line("markers", f"limit(seconds): fails after this time instead of {LIMIT:g} s")
 
 
@@ -47,9 +51,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def leak_session(request: pytest.FixtureRequest) -> Iterator[leaks.Session]:
+def leak_session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[leaks.Session]:
     """The session's mark, and the gate of what outlives a test: fixtures of a module or the session."""
-    session = leaks.Session(own_machine=request.config.getoption("--bed") != "host")
+    own_machine = request.config.getoption("--bed") != "host"
+    session = leaks.Session(own_machine, tmp_path_factory.getbasetemp())
     gate = leaks.Gate(session, lambda: None)
     yield session
     left = gate.leaks()

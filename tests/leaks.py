@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandbox.boxes.ownership import home_of
 from tests.beds import space
 from tests.beds.base import TREE
 from tests.beds.dockerd import Engine
@@ -54,11 +55,13 @@ class State:
 class Session:
     """A test session's marks, and whether it is alone on the machine.
 
-    While another session runs, an unmarked cgroup may be that one's: then only what carries our mark is ours.
+    While another session runs, a cgroup may be that one's: then only what carries our mark, or was made for a
+    home below our temporary directory, is ours.
     """
 
-    def __init__(self, own_machine: bool) -> None:
+    def __init__(self, own_machine: bool, folder: Path) -> None:
         self.mark = uuid.uuid4().hex
+        self.folder = folder
         self.own_machine = own_machine
         path = Path(tempfile.gettempdir()) / f"agentbox-tests-{os.geteuid()}.lock"
         self.lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -102,6 +105,7 @@ class Gate:
 
     def _left(self) -> State:
         left = self._look().beyond(self.before)
+        left.cgroups = {path for path in left.cgroups if not self._is_foreign(Path(path))}
         if left.cgroups and not self.session.alone():
             left.cgroups = {path for path in left.cgroups if self._is_ours(Path(path))}
         return left
@@ -118,7 +122,15 @@ class Gate:
         )
 
     def _is_ours(self, cgroup: Path) -> bool:
-        return any(_marked(pid, self.session.mark) for pid in space.members(cgroup))
+        marked = any(_marked(pid, self.session.mark) for pid in space.members(cgroup))
+        return marked or any(home.is_relative_to(self.session.folder) for home in _homes(cgroup))
+
+    def _is_foreign(self, cgroup: Path) -> bool:
+        """Made for homes elsewhere, or the parent of nothing but such: a person's or another session's."""
+        if self.session.own_machine or self._is_ours(cgroup):
+            return False
+        inside = [_homes(path) for path in cgroup.iterdir() if path.is_dir()] if cgroup.name in KEPT else []
+        return bool(_homes(cgroup)) or (bool(inside) and all(inside))
 
     def _end(self, left: State) -> None:
         for name in left.processes:
@@ -132,6 +144,11 @@ class Gate:
         for name in left.containers if engine else ():
             assert engine is not None
             engine.remove(name.split()[0])
+
+
+def _homes(cgroup: Path) -> list[Path]:
+    """The homes that the boxes at and above a cgroup were made for."""
+    return [Path(home) for path in (cgroup, *cgroup.parents) if (home := home_of(str(path)))]
 
 
 def _names(folder: Path) -> set[str]:

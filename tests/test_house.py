@@ -13,7 +13,7 @@ TREE = Path(__file__).resolve().parent.parent
 PACKAGE = TREE / "sandbox"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = (
-    {"cli"},
+    {"cli", "report", "top"},
     {"launch", "control", "reconcile", "drill"},
     {"boxes", "manifest", "worktree", "harness"},
     {"kernel"},

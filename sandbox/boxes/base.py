@@ -56,15 +56,19 @@ class Box:
 
 @dataclass(frozen=True)
 class Limits:
-    """`memory` in bytes, `pids` a count, `cpus` in cores; None = not limited. `best_effort`: downgrade, say so."""
+    """`memory` in bytes, `pids` a count, `cpus` in cores; None = not limited. `best_effort`: downgrade, say so.
+
+    `oom_group`: where memory is short, the kernel ends all of it together (memory.oom.group, cgroup-v2.rst).
+    """
 
     memory: int | None = None
     pids: int | None = None
     cpus: float | None = None
     best_effort: bool = False
+    oom_group: bool | None = None
 
     def asked(self) -> dict[str, Any]:
-        wanted = {"memory": self.memory, "pids": self.pids, "cpus": self.cpus}
+        wanted = {"memory": self.memory, "pids": self.pids, "cpus": self.cpus, "oom-group": self.oom_group}
         return {name: value for name, value in wanted.items() if value is not None}
 
 
@@ -156,8 +160,8 @@ class Backend(Protocol):
 
     def thaw(self, box: Box) -> None: ...
 
-    def signal(self, box: Box, number: int) -> list[int]:
-        """Send to every process; returns the pids that it could not be sent to."""
+    def signal(self, box: Box, number: int, skip: frozenset[int] = frozenset()) -> list[int]:
+        """Send to every process but the pids in `skip`; returns the pids that it could not be sent to."""
 
     def kill(self, box: Box, deadline: float) -> Proof:
         """Kill all until proven empty, or until `deadline` (monotonic seconds)."""

@@ -10,14 +10,15 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 
 from sandbox.boxes.base import Box, BoxSpec, Command, Proof, Unavailable, Usage, host_name
-from sandbox.boxes.limits import apply_limits
+from sandbox.boxes.limits import apply_limits, bound_pids
 from sandbox.boxes.ownership import HOME_XATTR as HOME_XATTR
 from sandbox.boxes.ownership import home_of as home_of
 from sandbox.boxes.ownership import is_ours, mark_home
-from sandbox.boxes.where import TOP, is_parent, own_box
+from sandbox.boxes.where import TOP, OwnBox, is_parent, own_box
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.kill import kill_tree, signal_all
@@ -41,9 +42,11 @@ class CgroupBackend:
 
     def base(self) -> str:
         """The directory below which this caller's runs go. Raises Unavailable."""
+        own = cgroup_of(mount=self._mount())
+        return self._base(own, own_box(own) if own else None)
+
+    def _base(self, own: str | None, box: OwnBox | None) -> str:
         mount = self._mount()
-        own = cgroup_of(mount=mount)
-        box = own_box(own) if own else None
         if box:
             return box.path
         if os.geteuid() == 0:
@@ -80,6 +83,8 @@ class CgroupBackend:
         try:
             self._make_parent(parent, made)
             given_up = apply_limits(parent, spec.run_limits)
+            if made and spec.run_limits.pids is None:
+                bound_pids(parent)
             os.mkdir(group.path)
             made.append(group)
             given_up += apply_limits(group, spec.limits)
@@ -174,12 +179,15 @@ class CgroupBackend:
         return None
 
     def _likely(self, run_id: str) -> list[str]:
-        own = own_box()
+        mount = cgroup2_mount()
+        where = cgroup_of(mount=mount)
+        own = own_box(where) if where else None
         around = [path for path in (own.parents if own else ()) if os.path.basename(path) == run_id]
         try:
-            return [*around, f"{self.base()}/{TOP}/{run_id}", f"{self._mount().point}/{TOP}/{run_id}"]
+            bases = dict.fromkeys((self._base(where, own), self._mount().point))
         except Unavailable:
             return around
+        return [*around, *(f"{base}/{TOP}/{run_id}" for base in bases)]
 
     def _runs_below(self) -> Iterable[str]:
         """Every `…/agentbox/<run>` directory of the mount, nested ones too."""
@@ -198,7 +206,8 @@ class CgroupBackend:
     def members(self, box: Box, seconds: float) -> list[Member] | None:
         if self.populated(box) == "unknown":
             return None
-        return photograph(Cgroup(_path(box)).pids(), seconds)
+        places = Cgroup(_path(box)).places()
+        return [replace(member, cgroup=places[member.pid]) for member in photograph(places, seconds)]
 
     def populated(self, box: Box) -> Proof:
         return _proof(Cgroup(_path(box)).populated())
@@ -217,8 +226,8 @@ class CgroupBackend:
     def thaw(self, box: Box) -> None:
         Cgroup(_path(box)).thaw()
 
-    def signal(self, box: Box, number: int) -> list[int]:
-        return signal_all(Cgroup(_path(box)), number, skip=frozenset({os.getpid()}))
+    def signal(self, box: Box, number: int, skip: frozenset[int] = frozenset()) -> list[int]:
+        return signal_all(Cgroup(_path(box)), number, skip=skip | {os.getpid()})
 
     def kill(self, box: Box, deadline: float) -> Proof:
         return _proof(kill_tree(Cgroup(_path(box)), deadline))

@@ -233,12 +233,12 @@ class DockerBackend(CgroupBackend):
         except AgentboxError:
             return
 
-    def signal(self, box: Box, number: int) -> Pids:
+    def signal(self, box: Box, number: int, skip: frozenset[int] = frozenset()) -> Pids:
         """In a local box each process gets it, but for the init, which would pass it on a second time."""
         if box.cgroup is not None and self._local(box):
-            return signal_all(Cgroup(box.cgroup), number, skip=frozenset({os.getpid(), *self._inits(box)}))
+            return signal_all(Cgroup(box.cgroup), number, skip=skip | {os.getpid(), *self._inits(box)})
         try:
-            return self._containers.signal(box, number)
+            return self._containers.signal(box, number, skip)
         except AgentboxError:
             return []
 

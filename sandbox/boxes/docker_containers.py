@@ -79,10 +79,10 @@ class Containers:
             if state.paused:
                 self.act("unpause", state, time.monotonic() + ASK_SECONDS)
 
-    def signal(self, box: Box, number: int) -> list[int]:
+    def signal(self, box: Box, number: int, skip: frozenset[int] = frozenset()) -> list[int]:
         """To each container's main process; returns the engine's pid of those that it could not be sent to."""
         deadline = time.monotonic() + ASK_SECONDS
-        running = [state for state in self.of(box) if not state.down]
+        running = [state for state in self.of(box) if not state.down and state.pid not in skip]
         return [state.pid for state in running if not self.act("kill", state, deadline, signal=number)]
 
     def end(self, box: Box, deadline: float) -> Proof:

@@ -211,7 +211,8 @@ def _mounts(spec: BoxSpec, facts: Facts, folder: str | None, socket: str | None)
             raise AgentboxError("the working folder is /, which cannot be mounted", fix="cd to the project first")
         mounts += [_bind(path) for path in (folder, common_git(folder)) if path]
     if socket and os.path.isdir(f"{spec.run_dir}/ctl"):
-        mounts += [_bind(f"{spec.run_dir}/ctl", readonly=True), _bind(f"{spec.run_dir}/beat")]
+        mounts += [_bind(f"{spec.run_dir}/{name}", readonly=True) for name in ("ctl", "steer")]
+        mounts.append(_bind(f"{spec.run_dir}/beat"))
     if not options.get("docker_sock"):
         _refuse_socket(mounts, socket)
     elif socket:

@@ -9,10 +9,13 @@ from typing import Any
 from sandbox.boxes.base import Limits
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
+from sandbox.kernel.usage import task_ceiling
 
 NOT_THERE = "not available in this cgroup2 hierarchy"
 CPU_PERIOD = 100_000
 """Microseconds, the kernel's own default."""
+PIDS_SHARE = 0.15
+"""Of what the kernel can hold, for a run without --pids: systemd's own default for a unit, systemd-system.conf(5)."""
 
 
 def apply_limits(group: Cgroup, limits: Limits) -> list[str]:
@@ -38,8 +41,31 @@ def applicable(limits: Limits, group: Cgroup) -> tuple[Limits, list[str]]:
         there = []
     missing = {name: wanted[0] for name, wanted in _wanted(limits).items() if wanted[0] not in there}
     given_up = [_give_up(limits, name, controller, NOT_THERE) for name, controller in missing.items()]
-    without: dict[str, Any] = dict.fromkeys(missing)
+    without: dict[str, Any] = {name.replace("-", "_"): None for name in missing}
     return replace(limits, **without), given_up
+
+
+def group_oom(group: Cgroup, limits: Limits) -> None:
+    """Set `oom_group` where a manager set the rest: it has no property for it. Raises AgentboxError."""
+    if limits.oom_group:
+        apply_limits(group, Limits(oom_group=True))
+
+
+def usual_pids() -> int | None:
+    """How many processes and threads a run may have that was given no limit, so that none can starve the machine."""
+    ceiling = task_ceiling()
+    return int(ceiling * PIDS_SHARE) if ceiling else None
+
+
+def bound_pids(group: Cgroup) -> None:
+    """Give a run's parent the usual limit, if the controller is at hand above it; nothing is changed further up."""
+    above = os.path.dirname(group.path)
+    try:
+        if "pids" in Cgroup(above).read("cgroup.controllers").split() and (usual := usual_pids()):
+            _enable(above, "pids")
+            group.write("pids.max", str(usual))
+    except OSError:
+        return
 
 
 def _give_up(limits: Limits, name: str, controller: str, reason: str) -> str:
@@ -58,6 +84,8 @@ def _wanted(limits: Limits) -> dict[str, tuple[str, str, str]]:
         wanted["memory"] = ("memory", "memory.max", str(limits.memory))
     if limits.pids is not None:
         wanted["pids"] = ("pids", "pids.max", str(limits.pids))
+    if limits.oom_group:
+        wanted["oom-group"] = ("memory", "memory.oom.group", "1")
     if limits.cpus is not None:
         wanted["cpus"] = ("cpu", "cpu.max", f"{int(limits.cpus * CPU_PERIOD)} {CPU_PERIOD}")
     return wanted

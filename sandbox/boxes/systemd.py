@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sandbox.boxes import systemd_bus as bus
-from sandbox.boxes.base import Box, BoxSpec, Command, Unavailable, host_name
+from sandbox.boxes.base import Box, BoxSpec, Command, Limits, Unavailable, host_name
 from sandbox.boxes.cgroup import READY_SECONDS, CgroupBackend, subdirectories
-from sandbox.boxes.limits import applicable
+from sandbox.boxes.limits import applicable, group_oom, usual_pids
 from sandbox.boxes.ownership import is_ours, mark_home
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
@@ -72,11 +72,14 @@ class SystemdBackend(CgroupBackend):
                 f"run id {spec.run_id} is in use by another AGENTBOX_HOME", fix="choose another --run-id"
             )
         manager = Cgroup(self._manager_cgroup())
+        usual = Limits(pids=usual_pids(), best_effort=True) if spec.run_limits.pids is None else Limits()
         run_limits, given_up = applicable(spec.run_limits, manager)
+        run_limits = replace(run_limits, pids=run_limits.pids or applicable(usual, manager)[0].pids)
         limits, more = applicable(spec.limits, manager)
         text = f"agentbox run {spec.run_id} of {self.home}"
         self._ask(lambda: str(bus.start_slice(socket, parent.id, text, run_limits)))
         mark_home(path, self.home)
+        group_oom(Cgroup(path), run_limits)
         scope = scope_name(self.home, spec.run_id, spec.task_id)
         if Cgroup(f"{path}/{scope}").exists():
             raise AgentboxError(f"unit {scope} exists already", fix=f"see `agentbox inspect {spec.run_id}`")
@@ -113,6 +116,7 @@ class SystemdBackend(CgroupBackend):
         parent = self._parent(box.run_id).id
         if self._ask(lambda: str(bus.start_scope(socket, box.id, parent, text, pid, limits))) != "True":
             raise AgentboxError(f"unit {box.id} exists already", fix="choose another --task")
+        group_oom(Cgroup(box.cgroup or ""), limits)
 
     def _ask(self, work: Callable[[], str]) -> str:
         try:

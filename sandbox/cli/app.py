@@ -13,6 +13,7 @@ from sandbox.cli import (
     abort,
     checkpoint,
     doctor,
+    drill,
     estop,
     hooks,
     inspect,
@@ -25,8 +26,10 @@ from sandbox.cli import (
     reconcile,
     records,
     redirect,
+    report,
     run,
     spawn,
+    top,
     tree,
     wait,
     watch,
@@ -78,9 +81,13 @@ _forward("tick", "Mark a finished call: its name and tokens. For harnesses.", bo
 
 app.command("ps", help="List runs.")(ps.ps)
 app.command("inspect", help="Tell all that is known of a run, as JSON.")(inspect.inspect)
-app.command("pause", help="Hold a run at the next boundary of its workers.")(pause.pause)
+app.command("pause", help="Hold a run at the next boundary of its workers. The clock of --timeout runs on.")(
+    pause.pause
+)
 app.command("resume", help="Let a paused run go on.")(pause.resume)
 app.command("redirect", help="Change part of a fleet's plan by a table.")(redirect.redirect)
+app.command("report", help="Tell where a run stopped, and what is not known of it.")(report.report)
+app.command("top", help="Show the fleet live, with keys that act on it.")(top.top)
 app.command("tree", help="Show the processes of a run, box by box.")(tree.tree)
 app.command("logs", help="Print the output of a detached task.")(logs.logs)
 app.command("wait", help="Wait for a run to end, and exit as it did.")(wait.wait)
@@ -88,11 +95,12 @@ app.command("manifest", help="Print the record of a run, or of all.")(records.ma
 app.command("verify", help="Check a run's record for changes.")(records.verify)
 app.command("checkpoint", help="Commit what this worktree of a task holds.")(checkpoint.checkpoint)
 app.command("worktrees", help="List the worktrees of a run.")(worktrees.worktrees)
-app.command("reconcile", help="Find what is alive and should not be.")(reconcile.reconcile)
+_forward("reconcile", "Find what is alive and should not be.", reconcile.main)
 app.command("prune", help="Remove what ended runs left behind.")(prune.prune)
 app.command("watch", help="Enforce an emergency stop made by hand, and orders written by hand.")(watch.watch)
 app.command("install-units", help="Write systemd units, or print crontab lines.")(install_units.install_units)
 app.add_typer(hooks.app, name="hooks")
+app.command("drill", help="Try the stop on a throwaway fleet, and print the score.")(drill.drill)
 app.command("doctor", help="Try every backend, and say how to repair what does not work.")(doctor.doctor)
 
 

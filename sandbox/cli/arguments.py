@@ -1,4 +1,4 @@
-"""Parsing for the verbs whose start-up time counts (`run`, `spawn`, `kill`, `abort`): argparse alone.
+"""Parsing for the verbs whose start-up time counts (run, spawn, kill, abort, estop, reconcile): argparse alone.
 
 Typer with its own imports takes longer than those verbs may take in all (see docs/performance.md).
 """

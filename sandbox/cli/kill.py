@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sandbox.cli.arguments import Parser
-from sandbox.cli.stopping import EXIT_STATUS, add_options, stop_runs
+from sandbox.cli.stopping import EXIT_STATUS, add_options, show_runs, stop_runs
 from sandbox.control.stop import kill
 
 ABOUT = f"""End every process of a run: order STOP, freeze, photograph, kill, prove empty, record.
@@ -16,4 +16,8 @@ ABOUT = f"""End every process of a run: order STOP, freeze, photograph, kill, pr
 def main(argv: Sequence[str]) -> int:
     parser = Parser("kill", "agentbox kill RUN... [--task ID] [--reason TEXT] [--json] | --all", ABOUT)
     add_options(parser)
-    return stop_runs(parser.parse_args(list(argv)), kill)
+    parser.add_argument("--dry-run", action="store_true", help="list what it would end, and end nothing")
+    given = parser.parse_args(list(argv))
+    if given.dry_run:
+        return show_runs(given)
+    return stop_runs(given, kill)

@@ -39,7 +39,14 @@ def add_options(parser: Parser) -> None:
     )
     add("--memory", action=Value, convert=values.size, metavar="SIZE", help="limit, such as 2g")
     add("--cpus", action=Value, convert=values.cores, metavar="N", help="limit, such as 1.5")
-    add("--pids", action=Value, convert=values.count, metavar="N", help="limit of processes and threads")
+    add(
+        "--pids",
+        action=Value,
+        convert=values.count,
+        metavar="N",
+        help="limit of processes and threads (usual: 15%% of all)",
+    )
+    add("--oom-group", action="store_true", help="where memory is short, end all of it and not one process")
     add(
         "--limits",
         choices=["strict", "best-effort"],
@@ -51,12 +58,23 @@ def add_options(parser: Parser) -> None:
         action=Value,
         convert=values.duration,
         metavar="TIME",
-        help="end it after, such as 2h (exit 124)",
+        help="end it after, such as 2h (exit 124), pauses included; 0: never",
+    )
+    add(
+        "--allowance",
+        action=Value,
+        convert=values.duration,
+        metavar="TIME",
+        help="between two tool calls, such as 10m: twice that without one is reported as stalled",
     )
     add("--worktree", action="store_true", help="give the task a git worktree of its own, at ../wt-RUN-TASK")
     add("--base", metavar="REF", help="where its branch agent/RUN/TASK starts (default: HEAD)")
     add("--on-exit", choices=["kill", "leave"], default="kill", help="what is left when the command ends")
     add("--no-hooks", action="store_true", help="add no hooks to the command line of omp, claude or codex")
+    _add_container_options(parser)
+
+
+def _add_container_options(parser: Parser) -> None:
     add = parser.add_argument_group("containers (with --image)").add_argument
     add("--mount", action="append", default=[], metavar="SPEC", help="as docker's --mount (repeatable)")
     add("--network", metavar="N", help="none, bridge, host or a network's name")
@@ -68,19 +86,20 @@ def add_options(parser: Parser) -> None:
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse; the command is what follows `--`, byte for byte.
+    """Parse; the command is what follows the first `--`, byte for byte.
 
-    Without a `--` it begins at the first word that is no option, if the verb takes no other words.
+    It begins already at the first word that is no option, if the verb takes no other words.
     """
-    before, command = split_command(argv)
-    if command is None and parser.takes_words:
-        if {"-h", "--help"}.isdisjoint(before):
+    if parser.takes_words:
+        before, command = split_command(argv)
+        if command is None and {"-h", "--help"}.isdisjoint(before):
             raise AgentboxError("no command given", fix=f"{parser.prog} … -- COMMAND", code=USAGE)
-    elif command is None:
-        parser.add_argument("command", nargs=argparse.REMAINDER)
-    given = parser.parse_args(before)
-    if command is not None:
+        given = parser.parse_args(before)
         given.command = command
+    else:
+        parser.add_argument("command", nargs=argparse.REMAINDER)
+        given = parser.parse_args(list(argv))
+        given.command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not given.command:
         raise AgentboxError("no command given", fix=f"{parser.prog} … -- COMMAND", code=USAGE)
     if given.base is not None and not given.worktree:
@@ -90,6 +109,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     if not given.image and (given_alone := [n for n in CONTAINER_ONLY if getattr(given, n)]):
         option = f"--{given_alone[0].replace('_', '-')}"
         raise AgentboxError(f"{option} is for containers", fix="add --image IMAGE", code=USAGE)
+    if given.image and given.oom_group:
+        raise AgentboxError("--oom-group is not for containers", fix="leave it or --image out", code=USAGE)
     if given.image and given.backend not in ("auto", "docker"):
         raise AgentboxError(f"--image does not go with --backend {given.backend}", fix="leave one out", code=USAGE)
     return given
@@ -108,14 +129,19 @@ def spec_of(given: argparse.Namespace, run_id: str, task_id: str, *, new_run: bo
         env=values.environment(given.env),
         cwd=_cwd(),
         labels=values.labels(given.label),
-        limits=Limits(given.memory, given.pids, given.cpus, given.limits == "best-effort"),
+        limits=_limits(given),
         timeout=given.timeout,
+        allowance=given.allowance,
         on_exit=given.on_exit,
         container=_container(given) if given.image else {},
         worktree=given.worktree,
         base=given.base,
         harness=harness,
     )
+
+
+def _limits(given: argparse.Namespace) -> Limits:
+    return Limits(given.memory, given.pids, given.cpus, given.limits == "best-effort", given.oom_group or None)
 
 
 def _with_hooks(given: argparse.Namespace) -> tuple[list[bytes], str | None]:

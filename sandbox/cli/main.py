@@ -71,6 +71,10 @@ def _dispatch(verb: str, argv: list[str], dispositions: Dispositions) -> int:
 
         stopping = {"kill": kill.main, "abort": abort.main, "estop": estop.main}[verb]
         return stopping(argv[1:])
+    if verb == "reconcile":
+        from sandbox.cli import reconcile
+
+        return reconcile.main(argv[1:])
     if verb in BOUNDARY and not {"-h", "--help"} & set(argv):
         from sandbox.harness import gate
 

@@ -13,6 +13,7 @@ from sandbox.cli import values
 from sandbox.cli.selection import existing_run
 from sandbox.cli.table import seconds_text
 from sandbox.control import pause as control
+from sandbox.control.status import load
 from sandbox.errors import printable
 from sandbox.manifest.home import Home
 from sandbox.manifest.ids import check_id
@@ -27,19 +28,24 @@ def pause(
     wait: Annotated[str, typer.Option(metavar="TIME", help="Wait until all are quiet, at most so long.")] = "0",
     as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
 ) -> None:
-    """Exit 0 if every task is quiet, 1 if not yet."""
+    """Exit 0 if every task is quiet, 1 if not yet. Tells which tasks are quiet, and which worktrees are dirty."""
     home = Home.locate()
     run_id, task_id = existing_run(home, run), check_id(task, "task id") if task else None
     seconds = values.duration(wait)
     control.hold(home, run_id, task_id)
     tasks, spent = control.wait_quiet(home, run_id, task_id, seconds)
-    quiet = all(one.quiet for one in tasks)
+    control.look_at_worktrees(home, run_id, tasks)
+    quiet, timeout = all(one.quiet for one in tasks), load(home, run_id)[0].timeout
     if as_json:
-        found = {"run_id": run_id, "quiet": quiet, "seconds": round(spent, 3), "tasks": [*map(control.as_dict, tasks)]}
-        sys.stdout.write(json.dumps(found) + "\n")
+        found = {"run_id": run_id, "quiet": quiet, "seconds": round(spent, 3), "timeout": timeout}
+        sys.stdout.write(json.dumps({**found, "tasks": [*map(control.as_dict, tasks)]}) + "\n")
     else:
-        sys.stdout.write(f"{run_id}: {'all quiet' if quiet else 'not quiet yet'} after {spent:.2f}s\n")
+        dirty = sum(one.dirty is True for one in tasks)
+        more = f", dirty worktrees: {dirty}" if any(one.worktree for one in tasks) else ""
+        sys.stdout.write(f"{run_id}: {'all quiet' if quiet else 'not quiet yet'} after {spent:.2f}s{more}\n")
         sys.stdout.writelines(_line(one) for one in tasks)
+        if timeout:
+            sys.stdout.write(f"  the clock of --timeout ({timeout:g}s) runs on\n")
     raise typer.Exit(0 if quiet else 1)
 
 
@@ -54,4 +60,7 @@ def resume(run: Run, task: Task = "") -> None:
 def _line(one: control.TaskQuiet) -> str:
     since = "" if one.since is None else f" since {seconds_text(time.time() - one.since)}"
     what = {"call": f"in {printable(one.call or '?')}", "no gate": "no gate: can't tell"}.get(one.state, one.state)
-    return f"  {one.task_id}: {what}{since}\n"
+    tree = {True: f", dirty worktree {one.worktree}", False: "", None: f", can't tell if dirty: {one.worktree}"}[
+        one.dirty
+    ]
+    return f"  {one.task_id}: {what}{since}{printable(tree) if one.worktree else ''}\n"

@@ -13,7 +13,7 @@ from sandbox.cli.table import table
 from sandbox.cli.values import duration
 from sandbox.errors import USAGE, AgentboxError, printable
 from sandbox.manifest.home import Home
-from sandbox.reconcile.prune import OLD_SECONDS, Leftovers, leftovers, remove
+from sandbox.reconcile.prune import OLD_SECONDS, Leftovers, leftovers, remove, secured
 
 HEADER = ("WHAT", "RUN", "WHERE", "WHY")
 DONE, NOT_ALL, INCOMPLETE = 0, 1, 2
@@ -26,13 +26,18 @@ def prune(
     older_than: Annotated[
         str, typer.Option("--older-than", metavar="TIME", help="How old an ended run's record must be (168h).")
     ] = "",
+    drop_ignored: Annotated[
+        bool, typer.Option("--drop-ignored", help="Files that git ignores are nothing to keep a worktree for.")
+    ] = False,
 ) -> None:
-    """Remove ended runs' empty cgroups, stopped containers and old records; nothing alive, nothing with work in it.
+    """Remove what ended runs left: empty cgroups, stopped containers, worktrees without work in them, old records.
+
+    Nothing that is alive goes, and nothing that could lose work: a worktree stays, and is named with the reason.
 
     Exit 0 all removed (or nothing to do), 1 something could not be removed, 2 could not look everywhere.
     """
     home = Home.locate()
-    found = leftovers(home, duration(older_than) if older_than else OLD_SECONDS)
+    found = leftovers(home, duration(older_than) if older_than else OLD_SECONDS, drop_ignored)
     if not as_json:
         sys.stdout.write(_told(found))
         sys.stdout.flush()
@@ -44,11 +49,15 @@ def prune(
             failed.append(f"{one.what} {one.where}: {why}")
         else:
             removed.append(one)
+    did = [line for one in removed for line in one.did]
+    if wanted or (yes and not dry_run):
+        did += secured(found)
     if as_json:
-        rest = {"removed": [one.as_dict() for one in removed], "failed": failed}
+        rest = {"removed": [one.as_dict() for one in removed], "failed": failed, "did": did}
         shown = {"leftovers": [one.as_dict() for one in found.found], "kept": found.kept, "not_asked": found.not_asked}
         sys.stdout.write(json.dumps({**shown, **rest}) + "\n")
-    elif wanted:
+    elif wanted or did:
+        sys.stdout.write("".join(printable(line) + "\n" for line in did))
         sys.stdout.write("".join(printable(f"not removed: {line}") + "\n" for line in failed))
         sys.stdout.write(f"removed {len(removed)}\n")
     raise typer.Exit(NOT_ALL if failed else INCOMPLETE if found.not_asked else DONE)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
-import typer
-
+from sandbox.cli.arguments import Parser
 from sandbox.cli.selection import select_run
 from sandbox.cli.table import table
 from sandbox.errors import NO_SUCH_RUN, AgentboxError, printable
@@ -33,28 +33,38 @@ class _Given:
     metrics: str
 
 
-def reconcile(
-    kill: Annotated[bool, typer.Option("--kill", help="End what is proven ours and unwanted.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
-    run: Annotated[str, typer.Option("--run", metavar="RUN", help="Look at this run alone.")] = "",
-    metrics_file: Annotated[str, typer.Option("--metrics", metavar="FILE", help="Write Prometheus text.")] = "",
-) -> None:
-    """Compare the records with the kernel, the units, the engine and the process table; read-only without --kill.
+ABOUT = """Compare the records with the kernel, the units, the engine and the process table; read-only without --kill.
 
-    Exit 0 clean (with --kill: after it), 1 findings, 2 could not look everywhere, which says nothing of the rest.
-    """
-    began = time.monotonic()
+exit status: 0 clean (with --kill: after it), 1 findings, 2 could not look everywhere, which says nothing of the
+rest."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Parsed without Typer, which takes longer to load than all of a small machine takes to be looked at."""
+    parser = Parser("reconcile", "agentbox reconcile [--kill] [--run RUN] [--json] [--metrics FILE]", ABOUT)
+    add = parser.add_argument
+    add("--kill", action="store_true", help="end what is proven ours and unwanted")
+    add("--json", action="store_true", help="print an object")
+    add("--run", default="", metavar="RUN", help="look at this run alone")
+    add("--metrics", default="", metavar="FILE", help="write Prometheus text")
+    given = parser.parse_args(list(argv))
+    # All that is made here is kept until the end, and is a lot: looking through it for garbage finds none.
+    gc.disable()
     home = Home.locate()
-    given = _Given(kill, as_json, _selected(home, run), metrics_file)
+    return _reconcile(home, _Given(given.kill, given.json, _selected(home, given.run), given.metrics))
+
+
+def _reconcile(home: Home, given: _Given) -> int:
+    began = time.monotonic()
     first = look(home, given.run_id)
-    done, last = end_findings(home, first, given.run_id) if kill else ([], first)
+    done, last = end_findings(home, first, given.run_id) if given.kill else ([], first)
     _print(given, first, done)
     _log(first, done)
     if given.metrics:
         _write_metrics(given.metrics, last, time.monotonic() - began)
     # A stop of ours that failed still looks as if it were being carried out: by this very process.
     left = last.findings or not all(one.ok for one in done)
-    raise typer.Exit(INCOMPLETE if last.survey.not_asked else FINDINGS if left else CLEAN)
+    return INCOMPLETE if last.survey.not_asked else FINDINGS if left else CLEAN
 
 
 def _selected(home: Home, text: str) -> str | None:

@@ -28,7 +28,8 @@ def main(argv: Sequence[str], dispositions: Dispositions) -> int:
     home = Home.locate()
     run_id = existing_run(home, given.run)
     task_id = check_id(given.task, "task id") if given.task is not None else f"t-{os.urandom(4).hex()}"
+    backend = run_backend(home, run_id)
     if given.backend == "auto" and not given.image:
-        given.backend = run_backend(home, run_id)
+        given.backend = backend
     spec = spec_of(given, run_id, task_id, new_run=False)
     return carry_out(spec, home, dispositions, task_id)

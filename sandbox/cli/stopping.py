@@ -9,7 +9,8 @@ from sandbox.cli.arguments import Parser, Value, output
 from sandbox.cli.selection import known_runs, select_runs
 from sandbox.control.request import Act, carry_out, target_of
 from sandbox.control.status import status
-from sandbox.control.stop import Stop
+from sandbox.control.stop import Stop, look
+from sandbox.control.targets import Target
 from sandbox.errors import (
     NO_SUCH_RUN,
     NOT_PROVEN,
@@ -42,16 +43,45 @@ def add_options(parser: Parser) -> None:
 def stop_runs(given: argparse.Namespace, act: Act, patience: float = 0.0) -> int:
     """Stop what was named; prints and returns the exit status."""
     home = Home.locate()
-    runs = _selected(given, home)
-    task = check_id(given.task, "task id") if given.task is not None else None
-    if task is not None:
-        _check_task(home, runs, task)
-    targets = [target_of(home, run, task) for run in runs]
+    unseen: list[str] = []
+    targets = _targets(given, home, unseen)
     stops = carry_out(home, targets, given.reason or "asked for", act, patience)
     say(json.dumps([s.as_receipt() for s in stops]) + "\n" if given.json else "".join(map(told, stops)))
     for stop in stops:
         warn_of(stop)
-    return max((_code(stop) for stop in stops), key=_gravity, default=PROVEN_EMPTY)
+    _warn_of_unseen(unseen)
+    codes = [*map(_code, stops), NOT_PROVEN if unseen else PROVEN_EMPTY]
+    return max(codes, key=_gravity)
+
+
+def show_runs(given: argparse.Namespace) -> int:
+    """List what a stop would end now; 1 where that could not be told. Nothing is changed, and nothing recorded."""
+    unseen: list[str] = []
+    shown = [look(target) for target in _targets(given, Home.locate(), unseen)]
+    say(json.dumps([stop.as_receipt() for stop in shown]) + "\n" if given.json else "".join(map(_would_end, shown)))
+    for stop in shown:
+        warn_of(stop)
+    _warn_of_unseen(unseen)
+    return NOT_PROVEN if unseen or any(stop.proof == "unknown" for stop in shown) else 0
+
+
+def _warn_of_unseen(unseen: list[str]) -> None:
+    for why in unseen:
+        warn(f"could not look for runs that have no record: {why}")
+
+
+def _would_end(stop: Stop) -> str:
+    what = stop.run_id if stop.task_id is None else f"{stop.run_id} task {stop.task_id}"
+    lines = [f"{what}: would end {len(stop.processes)} processes", *(f"  {_line(m)}" for m in stop.processes)]
+    return "\n".join(lines) + "\n"
+
+
+def _targets(given: argparse.Namespace, home: Home, unseen: list[str]) -> list[Target]:
+    runs = _selected(given, home, unseen)
+    task = check_id(given.task, "task id") if given.task is not None else None
+    if task is not None:
+        _check_task(home, runs, task)
+    return [target_of(home, run, task) for run in runs]
 
 
 def say(text: str) -> None:
@@ -64,11 +94,12 @@ def say(text: str) -> None:
         warn(str(error))
 
 
-def _selected(given: argparse.Namespace, home: Home) -> list[str]:
+def _selected(given: argparse.Namespace, home: Home, unseen: list[str]) -> list[str]:
+    """The runs that are meant. `unseen`: filled with why not all that is alive could be looked for."""
     if given.all:
         if given.runs or given.task:
             raise AgentboxError("--all takes no RUN and no --task", fix="leave one of them out", code=USAGE)
-        return [run for run in known_runs(home) if status(home, run).live]
+        return [run for run in known_runs(home, unseen) if status(home, run).live]
     if not given.runs:
         raise AgentboxError("no run given", fix="name one (`agentbox ps` lists them), or --all", code=USAGE)
     return select_runs(home, given.runs)
@@ -105,11 +136,12 @@ def warn_of(stop: Stop) -> None:
 def told(stop: Stop) -> str:
     """A stop as a person reads it: a line, and one for each process."""
     what = stop.run_id if stop.task_id is None else f"{stop.run_id} task {stop.task_id}"
-    if stop.proof == "empty" and not stop.processes:
+    if stop.proof == "empty" and not stop.processes and not stop.unlisted:
         return f"{what}: empty, nothing was alive\n"
     if stop.proof == "empty":
         frozen = f"stopped at {stop.frozen_at}, " if stop.frozen_at else ""
-        lines = [f"{what}: {frozen}empty at {stop.empty_at}; ended {len(stop.processes)} processes"]
+        ended = "what it ended is not known" if stop.unlisted else f"ended {len(stop.processes)} processes"
+        lines = [f"{what}: {frozen}empty at {stop.empty_at}; {ended}"]
         return "\n".join(lines + [f"  {_line(m)}" for m in stop.processes]) + "\n"
     word = "survivors" if stop.proof == "alive" else "could not prove it empty"
     return "\n".join([f"{what}: {word}", *(f"  {_line(m)}" for m in stop.survivors)]) + "\n"

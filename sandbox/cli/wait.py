@@ -16,6 +16,8 @@ from sandbox.manifest.home import Home
 
 KILLED = 137
 LOOK_EVERY = 1.0
+RECEIPT_SECONDS = 2.0
+"""How long after a stopped run has vanished the one who stops it may take to write the receipt."""
 
 
 def wait(run: Annotated[str, typer.Argument(metavar="RUN", help="An id or a unique prefix.")]) -> None:
@@ -27,6 +29,10 @@ def wait(run: Annotated[str, typer.Argument(metavar="RUN", help="An id or a uniq
     run_id = select_run(home, run)
     while (one := status(home, run_id)).live and not _over(one):
         _wait_a_while(one)
+    deadline = time.monotonic() + RECEIPT_SECONDS
+    while one.state == "lost" and one.order.word == "STOP" and time.monotonic() < deadline:
+        time.sleep(0.05)
+        one = status(home, run_id)
     raise typer.Exit(code_of(one))
 
 

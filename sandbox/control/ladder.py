@@ -33,14 +33,15 @@ def terminate(found: Found) -> None:
     """SIGTERM to every process, so that all have it pending before any of them runs on.
 
     Frozen first and thawed after; what was stopped by SIGSTOP is continued, or it could never act on it
-    (signal(7)). A box with the caller in it is not frozen: that would freeze the abort.
+    (signal(7)), but not what SIGTERM could not be sent to. A box with the caller in it is not frozen: that would
+    freeze the abort.
     """
     for backend, box in found:
         own = box.cgroup is not None and inside(box.cgroup)
         if not own:
             backend.freeze(box, time.monotonic() + FREEZE_SECONDS)
-        backend.signal(box, signal.SIGTERM)
-        backend.signal(box, signal.SIGCONT)
+        refused = backend.signal(box, signal.SIGTERM)
+        backend.signal(box, signal.SIGCONT, skip=frozenset(refused))
         backend.thaw(box)
 
 

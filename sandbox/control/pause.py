@@ -13,9 +13,9 @@ from typing import Any
 
 from sandbox.boxes.where import own_box
 from sandbox.control import orders
-from sandbox.control.status import Status, status
+from sandbox.control.status import Status, load, status
 from sandbox.errors import USAGE, AgentboxError, Refused
-from sandbox.harness.beat import Mark, marks
+from sandbox.harness.beat import Mark, marks, under_way
 from sandbox.manifest.home import Home
 from sandbox.manifest.record import whoami
 from sandbox.manifest.writer import Writer
@@ -25,12 +25,17 @@ LOOK_EVERY = 0.05
 
 @dataclass
 class TaskQuiet:
-    """`state`: quiet, call (in a tool call), idle (between calls), no gate, or ended. `since`: seconds since 1970."""
+    """`state`: quiet, call (in a tool call), idle (between calls), no gate, or ended. `since`: seconds since 1970.
+
+    `dirty`: the task's worktree holds what is not committed; None: could not tell, or `worktree` is None.
+    """
 
     task_id: str
     state: str
     call: str | None = None
     since: float | None = None
+    worktree: str | None = None
+    dirty: bool | None = None
 
     @property
     def quiet(self) -> bool:
@@ -87,22 +92,31 @@ def look(home: Home, run_id: str, task_id: str | None = None) -> list[TaskQuiet]
     one = status(home, run_id)
     run = home.run_dir(run_id)
     wanted = [task for task in one.run.tasks if task_id in (None, task)]
-    return [_of_task(one, task, marks(run.beat(task))) for task in wanted]
+    return [of_task(one, task, marks(run.beat(task))) for task in wanted]
 
 
-def _of_task(one: Status, task_id: str, seen: list[Mark]) -> TaskQuiet:
+def look_at_worktrees(home: Home, run_id: str, tasks: list[TaskQuiet]) -> None:
+    """Fill `worktree` and `dirty` of each; a worktree whose directory is gone is none."""
+    from sandbox.worktree.state import is_dirty
+
+    known = load(home, run_id)[0].tasks
+    for task in tasks:
+        path = known[task.task_id].worktree if task.task_id in known else None
+        if path and os.path.isdir(path):
+            task.worktree, task.dirty = path, is_dirty(path)
+
+
+def of_task(one: Status, task_id: str, seen: list[Mark]) -> TaskQuiet:
+    """What one task says of itself by its marks, `seen`."""
     if one.run.tasks[task_id].state in ("exited", "failed") or not one.live:
         return TaskQuiet(task_id, "ended")
     if not seen:
         return TaskQuiet(task_id, "no gate")
-    open_calls: dict[str, Mark] = {}
+    open_calls = under_way(seen)
     held: dict[str, Mark] = {}
     for mark in seen:
-        open_calls.pop(mark.name, None) if mark.word in ("tick", "stop") else None
         held.pop(mark.name, None)
-        if mark.word == "call":
-            open_calls[mark.name] = mark
-        elif mark.word == "quiet":
+        if mark.word == "quiet":
             held[mark.name] = mark
     if open_calls:
         first = min(open_calls.values(), key=lambda mark: mark.at)

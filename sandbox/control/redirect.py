@@ -5,7 +5,9 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sandbox.control import orders
@@ -45,7 +47,8 @@ def draft(home: Home, run_id: str, touches: list[str]) -> dict[str, Any]:
     """A table to fill in: keep for all, or modify where a task has touched a file that a pattern names."""
     rows = []
     for task_id in in_flight(home, run_id):
-        files = [f for f in touched(home, run_id, task_id) if any(fnmatch.fnmatch(f, p) for p in touches)]
+        seen = touched(home, run_id, task_id) if touches else []
+        files = [f for f in seen if any(fnmatch.fnmatch(f, p) for p in touches)]
         row: dict[str, Any] = {"task": task_id, "action": "modify" if files else "keep"}
         if files:
             row |= {"delta": "", "touched": files}
@@ -100,13 +103,16 @@ def hand_out(run: RunDir, row: Row) -> None:
 
 
 def _drop(home: Home, run_id: str, rows: list[Row], result: Redirected, grace: float, term: float) -> None:
-    """STOP for all of them first, so that each can leave at its boundary meanwhile; then each down the ladder."""
+    """STOP for all of them first: the grace of all begins there. Then each down the rest of the ladder."""
+    until = time.monotonic() + grace
     for row in rows:
         by, path = f"uid {os.getuid()} pid {os.getpid()}", home.run_dir(run_id).task_order(row.task)
-        orders.order_stop(path, reason=f"dropped: {row.why}", by=by)
+        # Each waits for the others before it, whose launchers are not to end it meanwhile.
+        orders.order_stop(path, reason=f"dropped: {row.why}", by=by, patience=grace + len(rows) * term)
     for row in rows:
         target = target_of(home, run_id, row.task)
-        stops = carry_out(home, [target], f"dropped: {row.why}", lambda t, s: abort(t, s, grace, term))
+        left = max(0.0, until - time.monotonic())
+        stops = carry_out(home, [target], f"dropped: {row.why}", partial(abort, grace=left, term=term))
         result.dropped += stops
         if stops[0].proof == "empty":
             _abandon(home, run_id, row.task, result)

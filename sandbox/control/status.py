@@ -51,6 +51,18 @@ def load(home: Home, run_id: str) -> tuple[Run, int]:
     return run, len(reading.bad)
 
 
+def over_by_record(run: Run) -> str:
+    """Why nothing may start in a run any more, by its record alone; "" if that says no such thing.
+
+    What was kept on purpose after the main command's end (`--on-exit leave`) may go on.
+    """
+    stops = [r for r in (*run.orders, *run.receipts) if r.get("task_id") is None]
+    for record in stops:
+        if record.get("event") == "stop.receipt" or record.get("order") == "STOP":
+            return f"was stopped ({record.get('reason') or 'no reason'})"
+    return "has ended" if run.ended is not None and run.on_exit != "leave" else ""
+
+
 def backends_of(home: Home, run: Run) -> list[Backend]:
     """The backends to ask for a run: those of this kernel always, an engine where the record names it."""
     found = local_backends(home.path)
@@ -60,7 +72,16 @@ def backends_of(home: Home, run: Run) -> list[Backend]:
 
 
 def status(home: Home, run_id: str) -> Status:
-    """Look at one run. Raises nothing for what it finds; what can't be told is `unknown`."""
+    """Look at one run. Raises nothing for what it finds; what can't be told is `unknown`.
+
+    That a run ended without a word is said only after a second look: the first may have read the record just
+    before its launcher, which is gone by now, wrote the end into it.
+    """
+    first = _look_once(home, run_id)
+    return _look_once(home, run_id) if first.state in ("lost", "not started") else first
+
+
+def _look_once(home: Home, run_id: str) -> Status:
     try:
         run, bad = load(home, run_id)
     except AgentboxError as error:

@@ -54,6 +54,8 @@ class Stop:
     warnings: list[str] = field(default_factory=list)
     already: bool = False
     recorded: bool = True
+    unlisted: bool = False
+    """Something lived whose processes could not be listed: `processes` is not all of it."""
     from_inside: bool = False
 
     def as_receipt(self) -> dict[str, Any]:
@@ -95,32 +97,60 @@ def begin(target: Target, reason: str, by: str, patience: float = 0.0) -> Stop:
 def kill(target: Target, stop: Stop, seconds: float = KILL_SECONDS) -> Stop:
     """The last rung: freeze, photograph, kill and prove, again until a fresh look finds nothing.
 
-    Fills `stop` and returns it. Needs no fork, no disk and no readable manifest.
+    Fills `stop` and returns it; its proof stays open until the end, for others may read it meanwhile. Needs no fork,
+    no disk and no readable manifest.
     """
     deadline = time.monotonic() + seconds
+    stop.proof = "unknown"
     stop.rungs.append(Rung("kill", now()))
     while True:
-        found = target.boxes()
+        found = freeze_as_found(target)
         stop.from_inside = any(box.cgroup and inside(box.cgroup) for _, box in found)
         if stop.from_inside:
             return _kill_from_inside(target, stop, found)
         _freeze_and_photograph(found, stop)
-        stop.proof = _kill_all(found, deadline)
+        killed = _kill_all(found, deadline)
         settled = orders.stands_for_good(target.order_path, reason=stop.reason, by=stop.by)
-        if stop.proof == "empty" and settled and not _any_alive(target.boxes()):
+        proof = worst([killed, *(backend.populated(box) for backend, box in target.boxes())])
+        if (proof == "empty" and settled) or time.monotonic() >= deadline:
             break
-        if time.monotonic() >= deadline:
-            break
-        if stop.proof == "unknown":
+        if proof == "unknown":
             time.sleep(0.1)  # an engine that can't be asked is asked again, but not in a storm
     stop.warnings += [*target.unreachable, *(line for one in target.backends for line in getattr(one, "notes", ()))]
-    if target.unreachable and stop.proof == "empty":
-        stop.proof = "unknown"
-    if stop.proof == "empty":
+    if target.unreachable and proof == "empty":
+        proof = "unknown"
+    if proof == "empty":
         stop.empty_at = now()
     else:
         stop.survivors = _survivors(target.boxes())
+    stop.proof = proof
     return stop
+
+
+def look(target: Target) -> Stop:
+    """What a stop would meet now: its processes, and `proof` as it stands. Changes nothing."""
+    stop = Stop(target.run_id, target.task_id, "", "")
+    target.boxes()  # the second look asks the engine too, where the record names it
+    found = target.boxes()
+    stop.rungs.append(Rung("look", now()))
+    photograph(found, stop)
+    told = not target.unreachable and stop.rungs[-1].processes is not None
+    stop.proof = worst([backend.populated(box) for backend, box in found]) if told else "unknown"
+    stop.warnings += target.unreachable
+    return stop
+
+
+def freeze_as_found(target: Target) -> Found:
+    """Look for the boxes, and ask for each one's freeze at once: the kernel works on it while the next is found.
+
+    Not for a box with the caller in it, who would be frozen, nor for one whose engine would have to be waited for.
+    """
+    found = []
+    for backend, box in target.each():
+        found.append((backend, box))
+        if box.cgroup and not inside(box.cgroup):
+            backend.freeze(box, deadline=0.0)
+    return found
 
 
 def _freeze_and_photograph(found: Found, stop: Stop) -> None:
@@ -141,6 +171,9 @@ def photograph(found: Found, stop: Stop) -> None:
     now_there = {(m.pid, m.start_ticks): m for members in seen for m in members or []}
     stop.processes += [member for key, member in now_there.items() if key not in known]
     stop.rungs[-1].processes = None if None in seen else len(now_there)
+    if None in seen and not stop.unlisted:
+        stop.unlisted = True
+        stop.warnings.append("what lived in it could not be listed")
 
 
 def _kill_all(found: Found, deadline: float) -> Proof:
@@ -165,10 +198,6 @@ def _kill_from_inside(target: Target, stop: Stop, found: Found) -> Stop:
     others = [pair for pair in found if pair not in own]
     _kill_all(others + own, time.monotonic() + KILL_SECONDS)
     return stop
-
-
-def _any_alive(found: Found) -> bool:
-    return any(backend.populated(box) != "empty" for backend, box in found)
 
 
 def _survivors(found: Found) -> list[Member]:

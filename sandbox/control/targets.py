@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,11 @@ class Target:
 
     def boxes(self) -> list[tuple[Backend, Box]]:
         """The boxes that exist now, looked for afresh: what a start added since is among them."""
-        found: list[tuple[Backend, Box]] = []
+        return list(self.each())
+
+    def each(self) -> Iterator[tuple[Backend, Box]]:
+        """The same, one by one as they are found."""
+        seen: set[tuple[str, str]] = set()
         self.unreachable = []
         if self._looked and self.more:
             self.backends, self.more = [*self.backends, *self.more()], None
@@ -44,9 +48,11 @@ class Target:
             except Unavailable as error:
                 self.unreachable.append(f"{backend.name}: {error}")
                 continue
-            known = {(one.name, box.cgroup) for one, box in found if box.cgroup}
-            found += [(backend, box) for box in boxes if (backend.name, box.cgroup) not in known]
-        return found
+            for box in boxes:
+                if box.cgroup and (backend.name, box.cgroup) in seen:
+                    continue
+                seen.add((backend.name, box.cgroup or ""))
+                yield backend, box
 
     def _of(self, backend: Backend) -> list[Box]:
         if self.task_id is None:

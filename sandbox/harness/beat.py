@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from typing import NamedTuple
 
 TAIL = 1 << 16
-LATEST = 1e12
 WORDS = ("call", "quiet", "tick", "stop")
+LATEST = 32_503_680_000.0
+"""The year 3000 in seconds since 1970."""
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """`at`: seconds since 1970, by the worker's clock. `name`: of the call. `tokens`: of a tick."""
 
     at: float
@@ -22,25 +22,57 @@ class Mark:
     tokens: int
 
 
+class Reading(NamedTuple):
+    """What a file of marks holds. `cut`: bytes before the first that were not read; `bad`: lines that are no marks.
+
+    `written_at`: when the file was last written to, in seconds since 1970, by the kernel; None where it is none.
+    """
+
+    marks: list[Mark]
+    cut: int = 0
+    bad: int = 0
+    written_at: float | None = None
+
+
 def marks(path: str) -> list[Mark]:
-    """The last marks, oldest first, at most as many as fit into 64 KiB; [] where there are none to be read.
+    """The last marks, oldest first, at most as many as fit into 64 KiB; [] where there are none to be read."""
+    return read(path).marks
+
+
+def read(path: str, most: int = TAIL) -> Reading:
+    """The last `most` bytes of a file of marks, oldest first.
 
     The file is written by the worker: it may be anything, and never makes this hang or raise.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return []
+        return Reading([])
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            return []
-        text = os.pread(fd, TAIL, max(0, info.st_size - TAIL))
+            return Reading([])
+        cut = max(0, info.st_size - most)
+        text = os.pread(fd, most, cut)
     except OSError:
-        return []
+        return Reading([])
     finally:
         os.close(fd)
-    return [mark for mark in map(_parse, text.split(b"\n")) if mark]
+    lines = text.split(b"\n")
+    # What stands before the first line end of a cut file is part of a line; after the last one comes nothing.
+    lines = [line for line in lines[1 if cut else 0 :] if line]
+    found = [mark for mark in map(_parse, lines) if mark]
+    return Reading(found, cut, len(lines) - len(found), info.st_mtime)
+
+
+def under_way(seen: list[Mark]) -> dict[str, Mark]:
+    """The calls that have begun and not ended, by name: the mark of each one's begin."""
+    found: dict[str, Mark] = {}
+    for mark in seen:
+        found.pop(mark.name, None)
+        if mark.word == "call":
+            found[mark.name] = mark
+    return found
 
 
 def _parse(line: bytes) -> Mark | None:
@@ -48,7 +80,10 @@ def _parse(line: bytes) -> Mark | None:
     if len(parts) != 5 or parts[1] not in WORDS:
         return None
     try:
-        mark = Mark(float(parts[0]), parts[1], int(parts[2]), parts[3][:64], int(parts[4]))
+        # A date(1) without fractions leaves something else after the point.
+        at = parts[0] if parts[0].replace(".", "", 1).isdigit() else parts[0].partition(".")[0]
+        mark = Mark(float(at), parts[1], int(parts[2]), parts[3][:64], int(parts[4]))
     except ValueError:
         return None
-    return mark if abs(mark.at) < LATEST else None  # no infinity, and no NaN
+    # Neither a NaN nor a year that no calendar has.
+    return mark if 0 <= mark.at < LATEST and 0 <= mark.tokens < 1 << 53 else None

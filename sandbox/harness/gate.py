@@ -25,15 +25,19 @@ def gate(argv: list[str], environ: dict[str, str]) -> int:
     control = environ.get("AGENTBOX_CONTROL", "")
     if not control:
         return GO  # outside of any box nothing holds
-    held = False
+    task, held = environ.get("AGENTBOX_TASK_ID", ""), False
     while True:
-        word, generation, reason = standing(control, environ.get("AGENTBOX_TASK_ID", ""))
+        word, generation, reason = standing(control, task)
+        if word == "RUN":
+            # Marked, then looked at again: whoever orders and then reads the marks sees the call, or it sees the order.
+            mark(environ, "call", generation, name)
+            word, generation, reason = standing(control, task)
+            held = False
         if word == "STOP":
             mark(environ, "stop", generation, name)
             sys.stderr.write(f"agentbox: stop: {reason}\n")
             return STOP
         if word == "RUN":
-            mark(environ, "call", generation, name)
             deliver(control, environ)
             return GO
         if not held:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The gate and the tick for a shell: the same answers as gate.py, with one fork (date) where a mark is written.
+# The gate and the tick for a shell: the same answers as gate.py, without a fork where it can.
 #   gate.sh gate [NAME]            exit 0 go on, 2 stop (reason on stderr); blocks while PAUSE holds
 #   gate.sh tick [NAME [TOKENS]]   a call has ended
 # Only what POSIX sh has built in, for it runs thousands of times.
@@ -13,7 +13,21 @@ home=${run%/runs/*}
 mark() {
     [ -n "${AGENTBOX_BEAT-}" ] || return 0
     { [ ! -L "$AGENTBOX_BEAT" ] && { [ -f "$AGENTBOX_BEAT" ] || [ ! -e "$AGENTBOX_BEAT" ]; }; } || return 0
-    { printf '%s %s %s %s %s\n' "$(date +%s.%3N)" "$1" "$2" "$name" "$tokens" >>"$AGENTBOX_BEAT"; } 2>/dev/null || :
+    if now; then
+        printf '%s %s %s %s %s\n' "$at" "$1" "$2" "$name" "$tokens" >>"$AGENTBOX_BEAT"
+    else
+        date "+%s.%3N $1 $2 $name $tokens" >>"$AGENTBOX_BEAT"
+    fi 2>/dev/null || :
+}
+
+# Sets the time, seconds since 1970, without a fork; fails where it can't. A container may have an uptime of its own,
+# and is not given AGENTBOX_BOOT.
+now() {
+    case ${AGENTBOX_BOOT-} in '' | *[!0-9]*) return 1 ;; esac
+    read -r at line 2>/dev/null </proc/uptime || return 1
+    case $at in [1-9]*.[0-9][0-9]) ;; *) return 1 ;; esac
+    at=$((AGENTBOX_BOOT + ${at%.*}${at#*.}))
+    at=${at%??}.${at#"${at%??}"}
 }
 
 # Sets word, generation and reason from an order's file; what can't be trusted is STOP.
@@ -33,14 +47,16 @@ look() {
     first= second= reason=
     {
         IFS= read -r first || :
-        while IFS= read -r line; do
-            case $line in "reason: "*) second=${line#reason: } && break ;; esac
-        done
+        case $first in
+            "PAUSE "* | "STOP "*)
+                while IFS= read -r line; do
+                    case $line in "reason: "*) second=${line#reason: } && break ;; esac
+                done
+                ;;
+            "RUN "*) ;;
+            *) reason="${1##*/}: holds no order" && return ;;
+        esac
     } <"$1"
-    case $first in
-        "RUN "* | "PAUSE "* | "STOP "*) ;;
-        *) reason="${1##*/}: holds no order" && return ;;
-    esac
     number=${first#* }
     case $number in
         '' | *[!0-9]* | ???????????????????*) reason="${1##*/}: holds no order" && return ;;
@@ -52,20 +68,30 @@ if [ "$verb" = tick ]; then
     mark tick 0
     exit 0
 fi
-held=
-while :; do
+# Sets word, generation and reason to the stricter order of run and task; an emergency stop comes before both.
+standing() {
     if [ -e "$home/EMERGENCY_STOP" ] || [ -L "$home/EMERGENCY_STOP" ]; then
         word=STOP generation=0 reason="the emergency stop is on"
-    else
-        look "$AGENTBOX_CONTROL"
-        if [ "$word" != STOP ] && [ -n "${AGENTBOX_TASK_ID-}" ]; then
-            run_word=$word run_generation=$generation run_reason=$reason
-            look "$ctl/tasks/$AGENTBOX_TASK_ID"
-            generation=$run_generation
-            if [ "$word" != STOP ] && [ "$run_word" = PAUSE ]; then
-                word=PAUSE reason=$run_reason
-            fi
-        fi
+        return
+    fi
+    look "$AGENTBOX_CONTROL"
+    if [ "$word" = STOP ] || [ -z "${AGENTBOX_TASK_ID-}" ]; then return; fi
+    run_word=$word run_generation=$generation run_reason=$reason
+    look "$ctl/tasks/$AGENTBOX_TASK_ID"
+    generation=$run_generation
+    if [ "$word" != STOP ] && [ "$run_word" = PAUSE ]; then
+        word=PAUSE reason=$run_reason
+    fi
+}
+
+held=
+while :; do
+    standing
+    if [ "$word" = RUN ]; then
+        # Marked, then looked at again: whoever orders and then reads the marks sees the call, or it sees the order.
+        mark call "$generation"
+        standing
+        held=
     fi
     case $word in
         STOP)
@@ -79,9 +105,8 @@ while :; do
     held=1
     sleep 0.1
 done
-mark call "$generation"
 steer=$run/steer/${AGENTBOX_TASK_ID-}.jsonl
-if [ -f "$steer" ] && [ ! -L "$steer" ]; then
+if [ -n "${AGENTBOX_BEAT-}" ] && [ -f "$steer" ] && [ ! -L "$steer" ]; then
     number=0
     set -C
     while IFS= read -r line; do

@@ -129,11 +129,15 @@ class Cgroup:
         A threaded cgroup answers ENOTSUP to `cgroup.procs`: there the thread ids are taken, and a signal to a
         pidfd of their process reaches it.
         """
-        found: dict[int, None] = {}
+        return list(self.places())
+
+    def places(self) -> dict[int, str]:
+        """The same, each with the path of the cgroup that it is in."""
+        found: dict[int, str] = {}
         for group in self.subtree():
             for pid in group._own_pids():
-                found[pid] = None
-        return [pid for pid in found if pid > 0]
+                found[pid] = group.path
+        return {pid: path for pid, path in found.items() if pid > 0}
 
     def _own_pids(self) -> list[int]:
         try:

@@ -33,7 +33,7 @@ class Stat:
 
 @dataclass(frozen=True)
 class Member:
-    """A process of a box as it was seen. Fields that could not be read are None."""
+    """A process of a box as it was seen; `age` in seconds then. Fields that could not be read are None."""
 
     pid: int
     start_ticks: int | None = None

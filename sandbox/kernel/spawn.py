@@ -13,6 +13,10 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 Step = tuple[str, Callable[[], None]]
 """A name for the error line, and what to do in the child; it raises OSError if it can't."""
@@ -253,17 +257,7 @@ def capture(
     import subprocess
 
     deadline = time.monotonic() + seconds
-    child = subprocess.Popen(
-        argv,
-        env=env,
-        cwd=cwd,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        # A launcher has its signals blocked, and a child would inherit that (sigprocmask(2)).
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),
-    )
+    child = _popen(argv, env, cwd)
     given: bytes | None = stdin
     while True:
         try:
@@ -277,6 +271,55 @@ def capture(
         if time.monotonic() >= deadline or (stop and stop()):
             _end_group(child.pid, lambda: child.communicate(timeout=2))
             raise InterruptedError if time.monotonic() < deadline else TimeoutError(errno.ETIMEDOUT, "no end")
+
+
+def capture_all(
+    commands: Sequence[Sequence[str | bytes]], env: Mapping[bytes, bytes], cwd: str, seconds: float, at_once: int
+) -> list[tuple[int, bytes, bytes]]:
+    """Several commands, at most `at_once` at a time; what `capture` gives for each, in their order.
+
+    For commands that say little: what they write is read at the end. Raises TimeoutError after `seconds` for all of
+    them, OSError; the others are ended then.
+    """
+    deadline = time.monotonic() + seconds
+    children: list[subprocess.Popen[bytes]] = []
+
+    def wait_below(most: int) -> None:
+        while sum(child.poll() is None for child in children) > most:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            time.sleep(0.01)
+
+    try:
+        for argv in commands:
+            wait_below(at_once - 1)
+            children.append(_popen(argv, env, cwd, given=False))
+        wait_below(0)
+    except BaseException:
+        for child in children:
+            if child.poll() is None:
+                _end_group(child.pid, lambda child=child: child.communicate(timeout=2))  # type: ignore[misc]
+        raise
+    return [(child.returncode, *child.communicate(timeout=2)) for child in children]
+
+
+def _popen(
+    argv: Sequence[str | bytes], env: Mapping[bytes, bytes], cwd: str, given: bool = True
+) -> subprocess.Popen[bytes]:
+    """`given`: it gets something on stdin."""
+    import subprocess
+
+    return subprocess.Popen(
+        argv,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.PIPE if given else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # A launcher has its signals blocked, and a child would inherit that (sigprocmask(2)).
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),
+    )
 
 
 def _end_group(group: int, wait: Callable[[], object]) -> None:

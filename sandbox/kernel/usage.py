@@ -29,3 +29,12 @@ def cpu_of(pid: int, start_ticks: int | None) -> float | None:
         return None
     stat = read_stat(pid)
     return round(float(times.user + times.system), 2) if stat and stat.start_ticks == start_ticks else None
+
+
+def task_ceiling() -> int | None:
+    """How many processes and threads the kernel can hold at a time (proc_sys_kernel(5)); None = could not tell."""
+    try:
+        with open("/proc/sys/kernel/pid_max", "rb") as pids, open("/proc/sys/kernel/threads-max", "rb") as threads:
+            return min(int(pids.read()), int(threads.read()))
+    except (OSError, ValueError):
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sandbox.kernel.procfs import own_environ
+from sandbox.kernel.procfs import own_environ, started_at
 from sandbox.launch.spec import LaunchSpec
 from sandbox.manifest.home import RunDir
 
@@ -30,6 +30,8 @@ def environment(spec: LaunchSpec, run: RunDir) -> dict[bytes, bytes]:
         "AGENTBOX_TASK_ID": spec.task_id,
         "AGENTBOX_CONTROL": run.control,
         "AGENTBOX_BEAT": run.beat(spec.task_id),
+        # When the machine was booted, in hundredths of a second since 1970: a shell can add its uptime without a fork.
+        "AGENTBOX_BOOT": str(int(started_at(0) * 100)),
     }
     env.update({os.fsencode(name): os.fsencode(value) for name, value in named.items()})
     return env

@@ -60,7 +60,7 @@ def finish(started: Started, ended: Ended, writer: Writer) -> Finished:
         finished.outcome = "oom"
     _complete_receipt(started, finished, order, writer)
     _record(started, finished, order, writer)
-    if finished.proven and not _kept(started):
+    if finished.proven and not _kept(started, target):
         _remove(started, target)
     return finished
 
@@ -85,7 +85,12 @@ def _standing(started: Started) -> Order:
     return max(found, key=lambda order: orders.WORDS.index(order.word))
 
 
-def _kept(started: Started) -> bool:
+def _kept(started: Started, target: Target) -> bool:
+    """Whether the boxes stay, for what was to be left and is, or may be, alive in them."""
+    return _leaves(started) and any(backend.populated(box) != "empty" for backend, box in target.boxes())
+
+
+def _leaves(started: Started) -> bool:
     return started.spec.on_exit == "leave"
 
 
@@ -121,7 +126,7 @@ def _ended_by_order(started: Started, ended: Ended, target: Target, order: Order
 def _ended_by_itself(started: Started, ended: Ended, target: Target) -> Finished:
     """The command came to its own end; what it left is ended and listed, unless it is to be kept."""
     outcome = "exited" if ended.signal is None else "signaled"
-    if _kept(started):
+    if _leaves(started):
         left = [m for backend, box in target.boxes() for m in backend.members(box, 1.0) or []]
         return Finished(ended, outcome, left)
     stop = begin(target, "the main command ended" if target.task_id is None else "the task's command ended", _by())

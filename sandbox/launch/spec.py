@@ -22,7 +22,8 @@ class LaunchSpec:
 
     `new_run`: make the run, whose main task this is; otherwise the task joins it. `on_exit`: `kill` ends what
     is left when the command has ended, `leave` keeps it. `worktree`: the task gets one of its own, from `base`
-    (None: HEAD); `tree` is where, once that is known. `harness`: whose hooks are on the command line.
+    (None: HEAD); `tree` is where, once that is known. `harness`: whose hooks are on the command line. `allowance`:
+    seconds that may pass between two boundaries.
     """
 
     run_id: str
@@ -37,6 +38,7 @@ class LaunchSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     timeout: float | None = None
+    allowance: float | None = None
     on_exit: str = "kill"
     container: Mapping[str, Any] = field(default_factory=dict)
     worktree: bool = False

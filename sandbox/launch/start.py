@@ -144,6 +144,7 @@ def _record_started(writer: Writer, spec: LaunchSpec, box: Box, child: Child) ->
         argv=spec.shown_argv,
         launcher=_own_identity(),
         detached=spec.detach,
+        **({"allowance": spec.allowance} if spec.allowance else {}),
     )
 
 
@@ -195,7 +196,7 @@ def _remove_parents(backend: Backend, run_id: str) -> None:
 
 def _box_spec(spec: LaunchSpec, home: Home, run: RunDir) -> BoxSpec:
     """`run`'s limits hold for all that the run ever starts, `spawn`'s for its own task."""
-    none = replace(spec.limits, memory=None, pids=None, cpus=None)
+    none = replace(spec.limits, memory=None, pids=None, cpus=None, oom_group=None)
     limits, run_limits = (none, spec.limits) if spec.new_run else (spec.limits, none)
     return BoxSpec(
         home.path,

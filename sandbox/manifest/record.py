@@ -10,7 +10,8 @@ record, null where the record had to be written without the lock, with the reaso
 | run.created          | argv, cwd, backend, labels, parent_run, detached, on_exit, timeout (s), version |
 | task.intent          | argv, backend, box_plan; with a worktree: branch, worktree, repository, base |
 | task.started         | pid, start_ticks, box {backend, id, cgroup, cgroup_inode, parent_inode}, remote_id, branch,
-|                      | worktree, started_at, harness, argv, launcher {pid, start_ticks}, detached |
+|                      | worktree, started_at, harness, argv, launcher {pid, start_ticks}, detached,
+|                      | allowance (s, where one was given) |
 | task.exited          | code, signal, outcome (exited, signaled, killed, timeout, oom, stopped),
 |                      | leftovers [...] |
 | task.failed_to_start | why, code |

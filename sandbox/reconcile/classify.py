@@ -33,6 +33,7 @@ def classify(seen: Survey) -> list[Finding]:
     found += ghosts_and_escapees(seen, over) if seen.records_seen else ()
     found += worktree_findings(seen.worktrees, over)
     found = _without_covered(seen, found)
+    found += _disagreements(seen)
     if seen.engine:
         found.append(_engine(seen))
     return in_order(found)
@@ -139,9 +140,9 @@ def _stalled(seen: Survey, run: Recorded, where: dict[str, list[SeenBox]]) -> It
     if run.order is None or run.order.word != "RUN":
         return
     for task_id, allowance in run.allowances.items():
-        beat, began = seen.beats.get((run.run_id, task_id)), run.monos.get(task_id)
-        quiet = seen.wall - beat if beat is not None else seen.now - began if began is not None else 0.0
-        if task_id in where and quiet > 2 * allowance:
+        key, began = (run.run_id, task_id), run.monos.get(task_id)
+        quiet = min(seen.wall - seen.beats.get(key, 0.0), seen.now - began if began is not None else 0.0)
+        if task_id in where and key not in seen.held and quiet > 2 * allowance:
             why = f"no boundary for {quiet:.0f} s, twice the {allowance:.0f} s that the task has"
             yield _task(run, task_id, where[task_id], "stalled", why, None)
 
@@ -187,6 +188,20 @@ def _engine(seen: Survey) -> Finding:
         command="agentbox doctor",
         key=("engine",),
     )
+
+
+def _disagreements(seen: Survey) -> Iterator[Finding]:
+    for one in seen.disagreements:
+        alive = f"{len(one.pids)} processes live in its cgroup" if one.populated else "nothing lives in its cgroup"
+        yield finding(
+            "engine_disagrees",
+            one.run_id,
+            one.task_id,
+            f"the engine says that container {one.container} is {one.status}, and {alive}",
+            evidence=one.as_evidence(),
+            command=f"agentbox kill {one.run_id} --task {one.task_id}",
+            key=(one.container, one.populated),
+        )
 
 
 def _without_covered(seen: Survey, found: list[Finding]) -> list[Finding]:

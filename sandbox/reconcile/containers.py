@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sandbox.boxes.base import Proof
 from sandbox.boxes.registry import backend
 from sandbox.manifest.home import Home
 from sandbox.reconcile.boxes import SeenBox
+
+if TYPE_CHECKING:
+    from sandbox.reconcile.engine_word import Disagreement
 
 ASK_SECONDS = 5.0
 SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
@@ -37,15 +41,17 @@ class Stranger:
     created: float
 
 
-Contained = tuple[list[SeenBox], list[Stranger]]
+Contained = tuple[list[SeenBox], list[Stranger], "list[Disagreement]"]
 
 
 def read_containers(home: Home, only: str | None = None) -> Contained:
-    """A box a run for its containers, with the engine's word on whether they live; and strangers.
+    """A box a run for its containers, with the engine's word on whether they live; strangers; and disagreements.
 
     Raises Unavailable.
     """
-    return _ours(home, only), _strangers()
+    from sandbox.reconcile.engine_word import disagreements
+
+    return _ours(home, only), _strangers(), disagreements(home, only)
 
 
 def _strangers() -> list[Stranger]:

@@ -25,6 +25,7 @@ SEVERITY: dict[str, Severity] = {
     "unknown_box": "warning",
     "leftover_cgroup": "info",
     "engine_unreachable": "warning",
+    "engine_disagrees": "warning",
     "bad_record": "warning",
 }
 """Every kind there is, and how grave it is unless the finding says otherwise."""

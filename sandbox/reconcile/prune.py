@@ -1,4 +1,4 @@
-"""What ended runs left behind, and removing it: empty cgroups, stopped containers, old records.
+"""What ended runs left behind, and removing it: empty cgroups, stopped containers, worktrees, old records.
 
 Nothing that is alive, that could not be told, or that may have work in it is ever among them: a record stays while
 a worktree that it names is there, while anything of its run is found, and while its container stays.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sandbox.boxes.base import Unavailable
@@ -20,22 +20,27 @@ from sandbox.manifest.home import Home
 from sandbox.reconcile.containers import engine_address
 from sandbox.reconcile.doorways import moment
 from sandbox.reconcile.look import Look, look, recheck
+from sandbox.reconcile.prune_worktrees import OVER, secure, worktrees
+from sandbox.reconcile.prune_worktrees import remove as remove_worktree
 from sandbox.reconcile.records import read_run, worktrees_of
+from sandbox.worktree.prune import Candidate
 
 OLD_SECONDS = 7 * 86400.0
 """A record younger than this is kept unless asked otherwise: it is what tells where a run stopped."""
-OVER = ("exited", "stopped", "not started", "lost")
 
 
 @dataclass
 class Leftover:
-    """`what`: `cgroup`, `container` or `record`; `where`: its path or the container's name; `why`: for people."""
+    """`where`: its path or the container's name; `why`: for people. `did`: what its removal did, where that is more."""
 
-    what: Literal["cgroup", "container", "record"]
+    what: Literal["cgroup", "container", "worktree", "record"]
     run_id: str
     where: str
     why: str
     id: str = ""
+    tree: Candidate | None = None
+    drop_ignored: bool = False
+    did: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return {"what": self.what, "run_id": self.run_id, "where": self.where, "why": self.why}
@@ -43,15 +48,22 @@ class Leftover:
 
 @dataclass
 class Leftovers:
-    """`found`: what could go; `kept`: what stays, and why; `not_asked`: who could not be asked."""
+    """`found`: what could go; `kept`: what stays, and why; `not_asked`: who could not be asked.
+
+    `trees`: the worktrees that stay.
+    """
 
     found: list[Leftover]
     kept: list[str]
     not_asked: list[str]
+    trees: list[Candidate] = field(default_factory=list)
 
 
-def leftovers(home: Home, older_than: float = OLD_SECONDS) -> Leftovers:
-    """Look, and change nothing. `older_than`: seconds since its end that a record must be old."""
+def leftovers(home: Home, older_than: float = OLD_SECONDS, drop_ignored: bool = False) -> Leftovers:
+    """Look, and change nothing. `older_than`: seconds since its end that a record must be old.
+
+    `drop_ignored`: files that git ignores are nothing to keep a worktree for.
+    """
     seen = look(home)
     missing = [f"{one.observer}: {one.why}" for one in seen.survey.not_asked]
     result = Leftovers(list(_cgroups(seen)), [], missing)
@@ -59,12 +71,14 @@ def leftovers(home: Home, older_than: float = OLD_SECONDS) -> Leftovers:
     held |= {one.run_id for one in seen.findings if one.run_id and one.kind not in ("leftover_cgroup", "bad_record")}
     containers = _containers(home, seen, result)
     result.found += containers
+    _worktrees(home, seen, result, drop_ignored)
+    going = {one.where for one in result.found if one.what == "worktree"}
     for run_id, state in sorted(seen.states.items()):
         if state in OVER and not missing:
             boxes = seen.survey.boxes.get(run_id, [])
             if run_id in held or any(box.populated is not False for box in boxes):
                 continue
-            if why := _keeps(home, run_id, seen, older_than):
+            if why := _keeps(home, run_id, seen.survey.wall, older_than, going):
                 result.kept.append(f"{run_id}: {why}") if why != "young" else None
             else:
                 result.found.append(Leftover("record", run_id, home.run_dir(run_id).path, f"the run is {state}"))
@@ -77,8 +91,21 @@ def _cgroups(seen: Look) -> Iterator[Leftover]:
             yield Leftover("cgroup", one.run_id, str(one.evidence["path"]), "empty")
 
 
-def _keeps(home: Home, run_id: str, seen: Look, older_than: float) -> str:
-    """Why a run's record stays, "young" where that is all, or "" if it may go."""
+def _worktrees(home: Home, seen: Look, result: Leftovers, drop_ignored: bool) -> None:
+    found, unasked = worktrees(home, seen, drop_ignored)
+    result.not_asked += unasked
+    for one in found:
+        if one.removable:
+            why = "nothing in it could be lost" if one.state.exists else "its directory is gone"
+            left = Leftover("worktree", one.run_id, one.path, why, tree=one, drop_ignored=drop_ignored)
+            result.found.append(left)
+        else:
+            result.trees.append(one)
+            result.kept.append(f"{one.path}: {'; '.join(one.keep)}")
+
+
+def _keeps(home: Home, run_id: str, now: float, older_than: float, going: Collection[str]) -> str:
+    """Why a run's record stays, "young" where that is all, or "" if it may go. `going`: worktrees that go first."""
     run = read_run(home, run_id, whole=True)
     if run.missing or run.unreadable or run.bad_count:
         return "its record is not whole"
@@ -86,9 +113,10 @@ def _keeps(home: Home, run_id: str, seen: Look, older_than: float) -> str:
     known = [end for end in map(moment, ends) if end is not None]
     if not known:
         return "its end is not recorded"
-    if seen.survey.wall - max(known) < older_than:
+    if now - max(known) < older_than:
         return "young"
-    trees = [task.worktree for task in worktrees_of(home, run_id) if os.path.lexists(task.worktree or "")]
+    paths = {task.worktree or "" for task in worktrees_of(home, run_id)} - {*going}
+    trees = sorted(path for path in paths if os.path.lexists(path))
     return f"worktree {trees[0]} is there" if trees else ""
 
 
@@ -121,9 +149,17 @@ def remove(home: Home, one: Leftover) -> str:
             return _remove_cgroup(home, one)
         if one.what == "container":
             return _remove_container(one)
+        if one.tree is not None:
+            one.did = remove_worktree(home, one.tree, one.drop_ignored)
+            return ""
         return _remove_record(home, one)
     except (AgentboxError, OSError) as error:
         return str(error)
+
+
+def secured(found: Leftovers) -> list[str]:
+    """Keep by refs the commits that only worktrees that stay know; what was done, a line each. Raises nothing."""
+    return [line for one in found.trees if not one.foreign for line in secure(one)]
 
 
 def _remove_cgroup(home: Home, one: Leftover) -> str:
@@ -159,6 +195,8 @@ def _remove_record(home: Home, one: Leftover) -> str:
         return "it is alive"
     if recheck(home, seen.survey, [f for f in seen.findings if f.kind not in ("leftover_cgroup", "bad_record")]):
         return "there is a finding about it"
+    if why := _keeps(home, one.run_id, seen.survey.wall, 0.0, ()):
+        return why
     path = home.run_dir(one.run_id).path
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         return "it is not a directory"

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sandbox.control import orders
 from sandbox.errors import AgentboxError
@@ -27,6 +27,9 @@ from sandbox.reconcile.servers import Place, Server, find_servers
 from sandbox.reconcile.strays import Outside, Stray, read_outside
 from sandbox.reconcile.worktrees import read_worktrees, to_look_at
 from sandbox.worktree.state import State
+
+if TYPE_CHECKING:
+    from sandbox.reconcile.engine_word import Disagreement
 
 T = TypeVar("T")
 
@@ -49,10 +52,11 @@ class NotAsked:
 class Survey:
     """What was seen. `now` is CLOCK_MONOTONIC, `wall` seconds since the epoch.
 
-    `boxes`: those of each run. `pids_elsewhere`: runs whose processes live in another pid namespace, so that a
-    recorded launcher can't be looked for here. `ages` and `owners`: for boxes without a record, how old the oldest
-    process is (seconds), and whether whoever started it is alive. `engine`: why the
-    container engine could not be asked, or "".
+    `boxes`: those of each run. `pids_elsewhere`: runs whose processes live in another pid namespace, or are recorded
+    under a boot id that is not told here, so that a recorded launcher can't be looked for. `ages` and `owners`: for
+    boxes without a record, how old the oldest process is (seconds), and whether whoever started it is alive. `beats`:
+    when a task with an allowance last passed a boundary or was let go on (seconds since the epoch, 0 = never);
+    `held`: those under an order of their own. `engine`: why the container engine could not be asked, or "".
     """
 
     home: str
@@ -69,11 +73,13 @@ class Survey:
     owners: dict[str, bool | None] = field(default_factory=dict)
     stoppers: dict[str, bool | None] = field(default_factory=dict)
     beats: dict[tuple[str, str], float] = field(default_factory=dict)
+    held: set[tuple[str, str]] = field(default_factory=set)
     now: float = 0.0
     wall: float = 0.0
     boxes_seen: bool = True
     records_seen: bool = True
     worktrees: list[State] = field(default_factory=list)
+    disagreements: list[Disagreement] = field(default_factory=list)
     boot: str = field(default_factory=boot_id)
     host: str = field(default_factory=lambda: os.uname().nodename)
 
@@ -128,7 +134,7 @@ def survey(home: Home, only: str | None = None, seconds: float = SECONDS) -> Sur
     seen.boxes_seen = boxes is not None
     boxes = boxes or []
     seen.not_asked += [_untold(box) for box in boxes if box.populated is None]
-    contained, strangers = _engine(seen, engine)
+    contained, strangers, seen.disagreements = _engine(seen, engine)
     for box in merge(boxes, contained):
         seen.boxes.setdefault(box.run_id, []).append(box)
     _deepen(home, seen)
@@ -150,7 +156,7 @@ def _engine(seen: Survey, asked: _Asked[Contained] | None) -> Contained:
         if recorded:
             seen.engine = "no engine is set up here (no DOCKER_HOST, no socket that this user may use)"
             seen.not_asked.append(NotAsked("containers", seen.engine))
-        return [], []
+        return [], [], []
     missing: list[NotAsked] = []
     found = asked.get(missing)
     for one in missing:
@@ -159,7 +165,7 @@ def _engine(seen: Survey, asked: _Asked[Contained] | None) -> Contained:
             # Without a run in a container, an engine that is not there has nothing to tell.
             seen.engine = one.why
             seen.not_asked.append(one)
-    return found or ([], [])
+    return found or ([], [], [])
 
 
 def uses_engine(run: Recorded) -> bool:
@@ -190,7 +196,7 @@ def _trees(home: Home, seen: Survey, seconds: float) -> None:
 
 def _facts(seen: Survey) -> None:
     """Small questions about single runs that classification needs the answers to."""
-    own_ns = pid_namespace(os.getpid())
+    own_ns, home = pid_namespace(os.getpid()), Home(seen.home)
     for run_id, boxes in seen.boxes.items():
         pids = [pid for box in boxes for pid in box.pids]
         if not pids:
@@ -201,15 +207,33 @@ def _facts(seen: Survey) -> None:
             seen.ages[run_id] = max(ages, default=0.0)
             # The same path may be the home of another agentbox, in a container that is seen from here.
             seen.owners[run_id] = _owner_alive(pids) if pid_namespace(pids[0]) == own_ns else None
+        elif _under_another_boot(seen, run):
+            seen.pids_elsewhere.add(run_id)
         elif run.launcher is False and not uses_engine(run) and pid_namespace(pids[0]) not in (None, own_ns):
             # A container has a pid namespace of its own, and its launcher is outside of it.
             seen.pids_elsewhere.add(run_id)
     for run_id, run in seen.runs.items():
         if run.order is not None and run.order.word == "STOP" and seen.boxes.get(run_id):
             seen.stoppers[run_id] = _asker_alive(run.order)
-        for task_id in run.allowances:
-            if (moment := _mtime(f"{seen.home}/runs/{run_id}/beat/{task_id}")) is not None:
-                seen.beats[run_id, task_id] = moment
+        for task_id in run.allowances.keys() & run.run.tasks.keys():
+            own = orders.read_order(home.run_dir(run_id).task_order(task_id))
+            if own.word != "RUN":
+                seen.held.add((run_id, task_id))
+            # Whoever was held is given the whole time again.
+            times = [
+                _mtime(home.run_dir(run_id).beat(task_id)),
+                moment(own.at),
+                moment(run.order.at if run.order else ""),
+            ]
+            seen.beats[run_id, task_id] = max((one for one in times if one is not None), default=0.0)
+
+
+def _under_another_boot(seen: Survey, run: Recorded) -> bool:
+    """Is every open task recorded under another boot id than this? No box outlives a boot, so one that is alive tells
+    that the ids can't be compared: a container may hide the kernel's, and a service's /proc show it again.
+    """
+    boots = {task.boot_id for task in run.run.tasks.values() if task.state in ("intent", "started")}
+    return bool(boots) and None not in boots and seen.boot not in boots
 
 
 def _places(seen: Survey) -> list[Place]:
@@ -306,7 +330,14 @@ def looked_again(home: Home, seen: Survey, run_ids: list[str]) -> list[Survey]:
     for runs in (first, reread(home, run_ids)):
         seen.not_asked += _read_unlike(seen.runs, runs)
         fresh = replace(seen, runs=runs, boxes=boxes, servers=servers, strays=strays, engine="")
-        fresh.owners, fresh.ages, fresh.stoppers, fresh.beats, fresh.pids_elsewhere = {}, {}, {}, {}, set()
+        fresh.owners, fresh.ages, fresh.stoppers, fresh.beats, fresh.pids_elsewhere, fresh.held = (
+            {},
+            {},
+            {},
+            {},
+            set(),
+            set(),
+        )
         _facts(fresh)
         fresh.now, fresh.wall = time.monotonic(), time.time()
         found.append(fresh)

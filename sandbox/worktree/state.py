@@ -130,6 +130,17 @@ def _look_inside(state: State, git_dir: str) -> None:
     state.dirty = bool(state.changed or state.untracked or state.conflicts or state.operation)
 
 
+def is_dirty(path: str) -> bool | None:
+    """Does the worktree at `path` hold a change, an untracked file or an unfinished operation? None: could not tell."""
+    state, git_dir = State("", "", path, ""), git_dir_of(path)
+    try:
+        if git_dir is not None:
+            _look_inside(state, git_dir)
+    except AgentboxError:
+        return None
+    return state.dirty
+
+
 def changed_files(path: str) -> list[str]:
     """Paths in the task's worktree at `path` that differ from where it started, committed or not, sorted.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from sandbox.control import orders
 from sandbox.harness.beat import marks
+from sandbox.kernel.procfs import started_at
 from sandbox.manifest.home import Home, RunDir
 from tests.beds.base import TREE
 from tests.support import agentbox, agentbox_argv, agentbox_env, wait_for
@@ -37,15 +40,16 @@ def run(home: Path) -> RunDir:
     return made
 
 
-def environment(run: RunDir) -> dict[str, str]:
+def environment(run: RunDir, **other: str) -> dict[str, str]:
     named = {"AGENTBOX_CONTROL": run.control, "AGENTBOX_BEAT": run.beat("t1"), "AGENTBOX_TASK_ID": "t1"}
-    return {**agentbox_env(), **named}
+    return {**agentbox_env(), **named, **other}
 
 
-def ask(gate: list[str], run: RunDir, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*gate, *(words or ("gate", "Bash"))], env=environment(run), capture_output=True, text=True, timeout=20
-    )
+def ask(
+    gate: list[str], run: RunDir, *words: str, cwd: Path | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    argv = [*gate, *(words or ("gate", "Bash"))]
+    return subprocess.run(argv, env=environment(run, **env), cwd=cwd, capture_output=True, text=True, timeout=20)
 
 
 def nothing(run: RunDir) -> None:
@@ -100,6 +104,10 @@ def task_order_gone(run: RunDir) -> None:
     os.unlink(run.task_order("t1"))
 
 
+def changed(run: RunDir) -> None:
+    Path(run.steer("t1")).write_text('{"delta": "other"}\n')
+
+
 ANSWERS: list[tuple[str, Callable[[RunDir], None], int, str]] = [
     ("run", nothing, 0, ""),
     ("stop", stopped, 2, "enough of it"),
@@ -114,6 +122,8 @@ ANSWERS: list[tuple[str, Callable[[RunDir], None], int, str]] = [
     ("lower case", replace("run 1\n"), 2, "holds no order"),
     ("huge generation", replace("RUN " + "9" * 30 + "\n"), 2, "holds no order"),
     ("no newline", replace("RUN 7"), 0, ""),
+    ("changed", changed, 0, ""),
+    ("changed, no beat", changed, 0, ""),
     ("fifo", fifo, 2, "not a regular file"),
     ("directory", directory, 2, "not a regular file"),
     ("symlink", symlink, 2, "control: "),
@@ -125,10 +135,14 @@ ANSWERS: list[tuple[str, Callable[[RunDir], None], int, str]] = [
 
 @pytest.mark.parametrize(("name", "tamper", "code", "said"), ANSWERS)
 def test_every_gate_gives_this_answer(
-    gate: list[str], run: RunDir, name: str, tamper: Callable[[RunDir], None], code: int, said: str
+    gate: list[str], run: RunDir, name: str, tamper: Callable[[RunDir], None], code: int, said: str, tmp_path: Path
 ) -> None:
     tamper(run)
-    done = ask(gate, run)
+    here = tmp_path / "here"
+    here.mkdir()
+    done = ask(gate, run, cwd=here, **({"AGENTBOX_BEAT": ""} if name.endswith("no beat") else {}))
+    assert list(here.iterdir()) == [], "the gate leaves something where the worker stands"
+    assert done.stdout == ('{"delta": "other"}\n' if name == "changed" else "")
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert (done.stderr == "") == (code == 0)
@@ -151,6 +165,60 @@ def test_marks_are_the_same(run: RunDir) -> None:
     assert [(m.word, m.tokens) for m in seen] == [("call", 0), ("tick", 42), ("tick", 0)] * 3
     assert {m.name for m in seen if m.tokens == 42 or m.word == "call"} == {"Bash"}
     assert sorted(m.at for m in seen) == [m.at for m in seen]
+
+
+def test_a_shell_of_busybox_marks_as_well(run: RunDir, tmp_path: Path) -> None:
+    """Its date(1) knows no fractions of a second."""
+    busybox = shutil.which("busybox")
+    if not busybox:
+        pytest.skip("no busybox")
+    for name in ("sh", "date", "stat", "sleep"):
+        (tmp_path / name).symlink_to(busybox)
+    gate = [str(tmp_path / "sh"), str(HARNESS / "gate.sh")]
+    start = int(time.time())
+    for words in (("gate", "Bash"), ("tick", "Bash", "7")):
+        assert ask(gate, run, *words, PATH=str(tmp_path)).returncode == 0
+    seen = marks(run.beat("t1"))
+    assert [(m.word, m.name, m.tokens) for m in seen] == [("call", "Bash", 0), ("tick", "Bash", 7)]
+    assert all(start <= m.at <= time.time() for m in seen)
+
+
+def test_a_shell_tells_the_time_by_itself(run: RunDir, tmp_path: Path) -> None:
+    """With the time of the boot it starts no other program; with nonsense there, or no uptime, it asks date(1)."""
+    named = {"AGENTBOX_BOOT": str(int(started_at(0) * 100))}
+    shell = str(shutil.which("sh"))
+    for path, boot in ((str(tmp_path), named["AGENTBOX_BOOT"]), (os.environ["PATH"], ""), (os.environ["PATH"], "7x")):
+        before = time.time()
+        env = {"PATH": path, "AGENTBOX_BOOT": boot}
+        assert ask([shell, str(HARNESS / "gate.sh")], run, "gate", "Bash", **env).returncode == 0
+        mark = marks(run.beat("t1"))[-1]
+        assert (mark.word, mark.name) == ("call", "Bash")
+        assert before - 0.1 <= mark.at <= time.time() + 0.1
+    assert len(marks(run.beat("t1"))) == 3
+
+
+def test_no_call_begins_unseen_once_a_pause_is_ordered(gate: list[str], run: RunDir, tmp_path: Path) -> None:
+    """Whoever orders and then reads the marks sees each call that is still to be made: none passes between the two."""
+    script = f'cd "{tmp_path}"; while "$@" gate x; do [ ! -e over ] || exit 0; "$@" tick x; done'
+    process = subprocess.Popen(["sh", "-c", script, "sh", *gate], env=environment(run))
+    try:
+        for _ in range(5 if gate == GATES["agentbox"] else 25):
+            passed = len(marks(run.beat("t1")))
+            wait_for(lambda passed=passed: len(marks(run.beat("t1"))) > passed)
+            orders.write_order(run.control, "PAUSE")
+            seen = marks(run.beat("t1"))
+            wait_for(lambda: marks(run.beat("t1"))[-1].word == "quiet")
+            later = [mark.word for mark in marks(run.beat("t1"))[len(seen) :]]
+            if seen[-1].word == "call":
+                later = later[1:] if later[0] == "tick" else later
+            assert later in ([], ["quiet"], ["call", "quiet"]), "a call went on that nobody saw"
+            orders.write_order(run.control, "RUN")
+        (tmp_path / "over").touch()
+        assert process.wait(30) == 0
+    finally:
+        orders.order_stop(run.control, reason="over", by="test")  # a gate that holds leaves
+        process.kill()
+        process.wait()
 
 
 def test_a_pause_holds_and_a_resume_lets_go(gate: list[str], run: RunDir) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sandbox.boxes.base import Backend, Box, BoxSpec, Command, Limits
+from sandbox.boxes.registry import local_backends
 from sandbox.kernel.spawn import Child, Step
 
 SECONDS = 20.0
@@ -79,10 +80,13 @@ class Scene:
                 self.backend.thaw(box)
         for child in self.children:
             child.abandon()
+        # A container's directory is the cgroup backend's to find once its container is gone: as a stop does it.
+        backends = [self.backend, *(one for one in local_backends(str(self.home)) if one.name != self.backend.name)]
         for run_id in self.runs:
-            for box in self.backend.parents(run_id):
-                assert self.backend.destroy(box)
-            assert self.backend.parents(run_id) == []
+            for backend in backends:
+                for box in backend.parents(run_id):
+                    assert backend.destroy(box)
+                assert backend.parents(run_id) == []
 
 
 def deadline(seconds: float = SECONDS) -> float:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -396,7 +397,7 @@ def test_run_can_have_a_box_again_after_its_end(scene: Scene) -> None:
 
 def test_limit_without_its_controller_is_an_error_and_leaves_nothing(scene: Scene) -> None:
     """These beds have no memory, pids and cpu controllers on cgroup v2."""
-    for limits in (Limits(memory=1 << 28), Limits(pids=100), Limits(cpus=0.5)):
+    for limits in (Limits(memory=1 << 28), Limits(pids=100), Limits(cpus=0.5), Limits(oom_group=True)):
         (name,) = limits.asked()
         with pytest.raises(AgentboxError, match=f"--{name} cannot be applied"):
             scene.backend.create(scene.spec(limits=limits))
@@ -436,6 +437,31 @@ def test_memory_limit_holds(limited_scene: Scene, of_run: bool) -> None:
     child.release()
     assert ended_by(child) == -signal.SIGKILL
     assert limited_scene.backend.usage(limited_scene.parent()).oom_kills == 1
+
+
+@pytest.mark.parametrize("of_run", [False, True], ids=["task", "run"])
+def test_all_end_together_where_memory_is_short(limited_scene: Scene, of_run: bool, tmp_path: Path) -> None:
+    """With `oom_group` also what took nothing; without it the test above sees one killed."""
+    limits = Limits(memory=64 << 20, oom_group=True)
+    box = limited_scene.create(**{"run_limits" if of_run else "limits": limits})
+    idle = tmp_path / "idle"
+    child = limited_scene.start(box, ["sh", "-c", f"sleep 900 & echo $! > {idle}; {sys.executable} -c '{EATER}'; wait"])
+    child.release()
+    assert ended_by(child) == -signal.SIGKILL
+    assert limited_scene.backend.wait_empty(box, deadline()) == "empty"
+    assert not is_alive(int(idle.read_text()))
+
+
+def test_run_without_a_limit_cannot_take_all_pids(limited_scene: Scene) -> None:
+    """The usual bound is the run's; one that was asked for takes its place, and a further task leaves it alone."""
+    limited_scene.create()
+    limited_scene.create("other")
+    bound = Path(limited_scene.parent().cgroup or "") / "pids.max"
+    ceiling = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
+    assert 0 < int(bound.read_text()) <= 0.15 * ceiling
+    other = limited_scene.spec(run_id=f"{limited_scene.run_id}x", run_limits=Limits(pids=40))
+    limited_scene.backend.create(other)
+    assert (Path(limited_scene.parent(other.run_id).cgroup or "") / "pids.max").read_text().strip() == "40"
 
 
 @pytest.mark.parametrize("of_run", [False, True], ids=["task", "run"])

@@ -74,7 +74,6 @@ OPTIONS = [
     Case("spawn-no-command", ("spawn", "nosuch", "--"), 125, ("no command",)),
     Case("spawn-nothing", ("spawn",), 125, ("no command",)),
     Case("spawn-no-run", ("spawn", "--", "true"), 125, ("RUN",)),
-    Case("run-two-commands", ("run", "true", "--", "false"), 125, ("true",)),
     _run("unknown-option", "--nosuch", words=("--nosuch", "agentbox run --help")),
     _run("shortened-option", "--time", "5", words=("--time",)),
     *[_run(f"timeout-{text or 'empty'}", f"--timeout={text}", words=("duration",)) for text in ("x", "", "-1", "5x")],

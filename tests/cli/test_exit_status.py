@@ -207,6 +207,23 @@ class TestRefused:
         one_line(agentbox("spawn", run, "--", "true", check=75), "STOP")
         one_line(agentbox("spawn", "-d", run, "--", "true", check=75), "STOP")
 
+    @pytest.mark.parametrize("by", ["kill", "its own end"])
+    def test_a_control_file_written_by_hand_lifts_no_stop(self, home: Path, by: str) -> None:
+        """What the record says of a stop holds; a run that is alive takes tasks beside it."""
+        live, run = start("sleep", "900"), start("true" if by == "its own end" else "sleep", "900")
+        if by == "kill":
+            agentbox("kill", run, check=0)
+        agentbox("wait", run)
+        control = run_dir(run) / "ctl/control"
+        wait_for(lambda: control.read_text().startswith("STOP"))
+        control.write_text("RUN 99\n")
+        for options in ((), ("-d",), ("--backend", "cgroup")):
+            done = agentbox("spawn", run, *options, "--", "true", check=75)
+            one_line(done, run, "stopped" if by == "kill" else "has ended", "start a new run")
+        (run_dir(live) / "ctl/control").write_text("RUN 99\n")
+        agentbox("spawn", live, "--", "true", check=0)
+        agentbox("kill", live, check=0)
+
 
 class TestKilled:
     """A run that was stopped is never one that succeeded."""
@@ -344,3 +361,19 @@ class TestInherited:
         line = 'exec "$@" <&- >&- 2>&-'
         argv = ["sh", "-c", line, "sh", *agentbox_argv("run", "--", "sh", "-c", "exit 3")]
         assert subprocess.run(argv, env=agentbox_env(), timeout=60).returncode == 3
+
+
+def hidden_cgroups(*argv: str) -> subprocess.CompletedProcess[str]:
+    """agentbox in a mount namespace without any cgroup v2 mount."""
+    script = 'mount --make-rprivate /; umount -l -a -t cgroup2; exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", script, "sh", *agentbox_argv(*argv)]
+    return subprocess.run(command, capture_output=True, text=True, env=agentbox_env(), timeout=60)
+
+
+@pytest.mark.parametrize("verb", ["kill", "abort"])
+def test_all_where_nothing_can_be_looked_at(home: Path, verb: str) -> None:
+    """Runs without a record may be alive: that nothing was found proves nothing."""
+    agentbox(verb, "--all", check=0)
+    done = hidden_cgroups(verb, "--all")
+    assert done.returncode == 1, done
+    one_line(done, "could not look", "cgroup")

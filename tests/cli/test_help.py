@@ -15,6 +15,7 @@ from tests.support import agentbox, agentbox_argv, agentbox_env, wait_for
 
 VERBS = [
     *("run", "spawn", "kill", "abort", "ps", "inspect", "tree", "logs", "wait", "manifest", "verify", "doctor"),
+    *("report", "top"),
 ]
 OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
 
@@ -59,7 +60,9 @@ LAUNCH = {
     "--memory": ["2g"],
     "--cpus": ["1.5"],
     "--pids": ["200"],
+    "--oom-group": [],
     "--timeout": ["2h"],
+    "--allowance": ["10m"],
     "--on-exit": ["leave"],
     "--no-hooks": [],
 }
@@ -77,7 +80,7 @@ def test_every_option_of_run_is_known_to_this_test() -> None:
 @pytest.mark.parametrize("option", LAUNCH)
 def test_option_of_run(option: str, home: Path, run_id: str) -> None:
     values = [run_id if value == "ID" else value for value in LAUNCH[option]]
-    more = ["--limits=best-effort"] if option in ("--memory", "--cpus", "--pids") else []
+    more = ["--limits=best-effort"] if option in ("--memory", "--cpus", "--pids", "--oom-group") else []
     done = agentbox("run", option, *values, *more, "--", "true", check=0)
     (run,) = [path.name for path in home.glob("runs/*")]
     agentbox("wait", run, check=0)
@@ -92,6 +95,7 @@ def test_option_of_run(option: str, home: Path, run_id: str) -> None:
         "--memory": created["limits"] == {"memory": 2 << 30},
         "--cpus": created["limits"] == {"cpus": 1.5},
         "--pids": created["limits"] == {"pids": 200},
+        "--oom-group": created["limits"] == {"oom-group": True},
         "--timeout": created["timeout"] == 7200.0,
         "--on-exit": created["on_exit"] == "leave",
     }
@@ -121,6 +125,24 @@ class TestStopOptions:
         (receipt,) = records(run, "stop.receipt")
         assert (receipt["task_id"], receipt["reason"]) == ("t", "enough")
         agentbox("kill", run, check=0)
+
+    def test_dry_run_lists_and_ends_nothing(self, home: Path) -> None:
+        run = start("sh", "-c", "setsid sleep 901 & exec sleep 900")
+        agentbox("spawn", "-d", run, "--task", "t", "--", "sleep", "902", check=0)
+        wait_for(lambda: len(pids_of(run)) == 3)
+        record, alive = (home / "runs" / run / "manifest.jsonl").read_bytes(), pids_of(run)
+        done = agentbox("kill", run, "--dry-run", check=0)
+        assert done.stdout.startswith(f"{run}: would end 3 processes\n")
+        assert all(f"sleep {number}" in done.stdout for number in (900, 901, 902))
+        (shown,) = json.loads(agentbox("kill", "--all", "--dry-run", "--json", check=0).stdout)
+        assert (shown["proof"], sorted(p["pid"] for p in shown["processes"])) == ("alive", sorted(alive))
+        of_task = agentbox("kill", run, "--task", "t", "--dry-run", check=0).stdout
+        assert "would end 1 processes" in of_task and "sleep 902" in of_task
+        assert pids_of(run) == alive
+        assert (home / "runs" / run / "manifest.jsonl").read_bytes() == record
+        assert row(run)["order"] == "RUN"
+        agentbox("kill", run, check=0)
+        assert "would end 0 processes" in agentbox("kill", run, "--dry-run", check=0).stdout
 
     def test_several_runs(self, home: Path) -> None:
         runs = [start("sleep", "900") for _ in range(2)]
@@ -156,3 +178,17 @@ def test_doctor(home: Path) -> None:
         agentbox_argv("doctor"), env=agentbox_env(), capture_output=True, text=True, timeout=60
     ).stdout
     assert "cgroup:" in text and "state:" in text and text.isprintable() is False
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["--", "printf", "%s ", "--", "-d"], "-- -d "),
+        (["printf", "%s ", "--", "x", "--help"], "-- x --help "),
+        (["--label", "a=b", "sh", "-c", 'printf "%s " "$@"', "sh", "--", "x"], "-- x "),
+    ],
+    ids=["after", "without", "with-options"],
+)
+def test_where_the_command_of_run_begins(words: list[str], command: str, home: Path) -> None:
+    """At the first `--`, or at the first word that is no option: what follows is the command's own."""
+    assert agentbox("run", *words, check=0).stdout == command

@@ -80,7 +80,7 @@ class Lab:
 
     def spec(self, run_id: str, task_id: str = "main", **options: Any) -> BoxSpec:
         run_dir = self.home / "runs" / run_id
-        for name in ("ctl", "beat"):
+        for name in ("ctl", "beat", "steer"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
         return BoxSpec(str(self.home), run_id, task_id, str(run_dir), container={"image": IMAGE, **options})
 

@@ -28,7 +28,7 @@ FACTS = Facts("here", True, "cgroupfs", False, ("memory", "pids", "cpus"))
 
 @pytest.fixture
 def spec(tmp_path: Path) -> BoxSpec:
-    for name in ("ctl", "beat"):
+    for name in ("ctl", "beat", "steer"):
         (tmp_path / "run" / name).mkdir(parents=True)
     return BoxSpec("/a/home", "r1", "main", str(tmp_path / "run"), container={"image": "i", "cwd": str(tmp_path)})
 
@@ -97,6 +97,7 @@ def test_the_order_is_read_only_and_the_marks_are_writable(spec: BoxSpec, engine
     folder = str(tmp_path / "work")
     found = targets(body(spec, engine_socket, cwd=folder))
     assert found[f"{spec.run_dir}/ctl"] is True
+    assert found[f"{spec.run_dir}/steer"] is True
     assert found[f"{spec.run_dir}/beat"] is False
     assert spec.run_dir not in found
     assert found[folder] is False

@@ -12,6 +12,7 @@ import pytest
 
 from sandbox.boxes.docker import DockerBackend
 from tests.beds.dockerd import IMAGE, Engine
+from tests.emergency.fleet import AGENT, PROCESSES, Fleet, watching
 from tests.support import agentbox, wait_for
 
 pytestmark = [pytest.mark.bed("vm"), pytest.mark.limit(600)]
@@ -84,6 +85,32 @@ def test_runs_of_all_backends_are_listed_and_killed_together(work: Path) -> None
         assert agentbox("wait", run_id, timeout=300).returncode == 137
     wait_for(lambda: not list(SLICES.glob("agentbox-con*")), 60, "the run's slice is gone")
     assert agentbox("reconcile", timeout=300).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "count", [3, pytest.param(16, marks=pytest.mark.full("each start takes an emulated machine seconds"))]
+)
+def test_emergency_stop_of_all_backends(work: Path, home: Path, count: int) -> None:
+    """A touched file under a watch: every run of five processes, one detached, is empty, and has its receipt.
+
+    An emulated machine may need longer for a container than a stop has; then the next one gives the proof.
+    """
+    fleet, kinds = Fleet(home), (["--backend", "cgroup"], ["--backend", "systemd"], ["--image", IMAGE])
+    for number in range(count):
+        run_id, kind = f"fleet-{number}", kinds[number % len(kinds)]
+        agentbox("run", "-d", "--run-id", run_id, *kind, "--", "sh", "-c", AGENT, check=0, cwd=work, timeout=300)
+        fleet.seen(run_id, PROCESSES + ("--image" in kind))
+    with watching(home, work):
+        (home / "EMERGENCY_STOP").touch()
+        fleet.dead()
+        wait_for(lambda: all(map(fleet.receipts, fleet.parents)), 60)
+    agentbox("estop", check=0, timeout=300)
+    for run_id, pids in fleet.pids.items():
+        first, last = fleet.receipts(run_id)[0], fleet.receipts(run_id)[-1]
+        assert last["proof"] == "empty" and last["empty_at"], last
+        assert sorted(one["pid"] for one in first["processes"]) == sorted(pids)
+    fleet.gone()
+    agentbox("estop", "--lift", check=0, timeout=300)
 
 
 def test_one_task_is_found_without_the_engine_and_leaves_the_other(work: Path, engine: Engine) -> None:

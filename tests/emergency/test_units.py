@@ -14,6 +14,7 @@ import pytest
 from tests.beds import space
 from tests.beds.base import TREE
 from tests.emergency.fleet import Fleet, backends, bare_environment
+from tests.emergency.left_behind import left_behind
 from tests.support import agentbox, wait_for
 
 Systemctl = Callable[..., str]
@@ -208,22 +209,39 @@ def test_both_at_once_make_one_receipt_a_run(bed: str, installed: Fleet, systemc
     installed.stopped()
 
 
-@pytest.mark.bed("nspawn", "nspawn-user")
-def test_the_timer_runs_the_reconciler(bed: str, installed: Fleet, systemctl: Systemctl) -> None:
-    if "reconcile" not in agentbox("--help", check=0).stdout:
-        pytest.skip("no reconcile yet")
+@pytest.fixture
+def timer(bed: str, installed: Fleet, systemctl: Systemctl) -> Iterator[Callable[[], None]]:
+    """Starts the reconciler's timer, which fires soon, and waits for the service's end."""
     base = Path("~/.config/systemd/user").expanduser() if bed == "nspawn-user" else Path("/etc/systemd/system")
     folder = base / "agentbox-reconcile.timer.d"
     folder.mkdir()
     (folder / "soon.conf").write_text("[Timer]\nOnActiveSec=1s\nAccuracySec=100ms\n")
-    try:
+
+    def fire() -> None:
         systemctl("daemon-reload")
         systemctl("start", "agentbox-reconcile.timer")
         wait_for(lambda: state(systemctl, "agentbox-reconcile.service", "ExecMainExitTimestampMonotonic") != "0", 60)
+
+    yield fire
+    (folder / "soon.conf").unlink()
+    folder.rmdir()
+
+
+@pytest.mark.bed("nspawn", "nspawn-user")
+def test_the_timer_runs_the_reconciler(bed: str, timer: Callable[[], None], systemctl: Systemctl) -> None:
+    timer()
+    assert state(systemctl, "agentbox-reconcile.service", "Result") == "success"
+
+
+@pytest.mark.bed("nspawn")
+def test_what_the_timer_finds(bed: str, timer: Callable[[], None], systemctl: Systemctl, tmp_path: Path) -> None:
+    """An orphan, a ghost and an escapee, in the journal, and nothing of what is at work."""
+    with left_behind(tmp_path) as left:
+        timer()
+        invocation = state(systemctl, "agentbox-reconcile.service", "InvocationID")
+        query = ["journalctl", "-o", "cat", f"_SYSTEMD_INVOCATION_ID={invocation}"]
+        wait_for(lambda: left.told(subprocess.run(query, capture_output=True, text=True, check=True).stdout), 60)
         assert state(systemctl, "agentbox-reconcile.service", "Result") == "success"
-    finally:
-        (folder / "soon.conf").unlink()
-        folder.rmdir()
 
 
 # cron
@@ -242,6 +260,24 @@ def test_cron_really_does_it(bed: str, fleet: Fleet) -> None:
         fleet.stopped()
     finally:
         subprocess.run(["crontab", "-r"], check=True)
+
+
+@pytest.mark.bed("nspawn")
+@pytest.mark.limit(200)
+def test_what_cron_finds(bed: str, home: Path, tmp_path: Path) -> None:
+    """The same as the timer; the line's own output goes to a file instead of a mail."""
+    _, _, line = agentbox("install-units", "--cron", check=0).stdout.splitlines()
+    command = line.split(" ", 5)[5]
+    with left_behind(tmp_path) as left:
+        out = tmp_path / "mail"
+        subprocess.run(
+            ["crontab", "-"], input=f"* * * * * ( {command} ) >{out}.part; mv {out}.part {out}\n", text=True, check=True
+        )
+        try:
+            wait_for(out.exists, 130, "cron has run the line")
+            assert left.told(out.read_text()), out.read_text()
+        finally:
+            subprocess.run(["crontab", "-r"], check=True)
 
 
 def test_the_cron_line_under_crons_environment(fleet: Fleet) -> None:

@@ -43,8 +43,25 @@ _RESULT: dict[str, dict[str, Any]] = {
 }
 
 
+_REST: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "claude": [
+        ("Stop", {"stop_hook_active": False, "last_assistant_message": "done"}),
+        ("SubagentStop", {"stop_hook_active": False, "agent_transcript_path": "/home/dev/a.jsonl"}),
+        ("Notification", {"message": "Claude is waiting for your input", "notification_type": "idle_prompt"}),
+        ("SessionEnd", {"reason": "prompt_input_exit"}),
+    ],
+    "codex": [("Stop", {"stop_hook_active": False, "last_assistant_message": None})],
+    "cursor": [("stop", {"status": "aborted", "loop_count": 0})],
+}
+
+
+def rest(harness: str) -> dict[str, dict[str, Any]]:
+    """An agent's turn is over, by the event that tells it."""
+    return {event: {**_COMMON[harness], "hook_event_name": event, **more} for event, more in _REST[harness]}
+
+
 def before(harness: str) -> dict[str, Any]:
-    """A call is about to begin; named `call_name(harness)`."""
+    """A call is about to begin; named `call_name(harness)`, and who makes it."""
     given = {"tool_name": _TOOL[harness], "tool_use_id": _IDS[harness]}
     return {**_COMMON[harness], "hook_event_name": _BEFORE[harness], "tool_input": {"command": COMMAND}, **given}
 

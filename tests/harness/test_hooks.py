@@ -12,7 +12,7 @@ import pytest
 
 from sandbox.control import orders
 from sandbox.harness.adapters import ADAPTERS
-from sandbox.harness.beat import marks
+from sandbox.harness.beat import marks, under_way
 from sandbox.manifest.home import Home, RunDir
 from tests.harness import payloads
 from tests.support import wait_for
@@ -33,15 +33,21 @@ def run(home: Path) -> RunDir:
     return made
 
 
-def commands(harness: str) -> tuple[str, list[str]]:
-    """The command before a call, and those after one, out of the adapter as it is installed."""
+def by_event(harness: str) -> dict[str, str]:
+    """The command of each event, out of the adapter as it is installed."""
     found: dict[str, str] = {}
     for event, entries in ADAPTERS[harness].hooks()["hooks"].items():
         for entry in entries:
             (hook,) = entry.get("hooks", [entry])
             found[event] = hook["command"]
+    return found
+
+
+def commands(harness: str) -> tuple[str, list[str]]:
+    """The command before a call, and those after one."""
+    found = by_event(harness)
     (first,) = [command for event, command in found.items() if event.lower() == "pretooluse"]
-    return first, [command for command in found.values() if command != first]
+    return first, [command for event, command in found.items() if event.lower().startswith("posttooluse")]
 
 
 def environment(run: RunDir | None) -> dict[str, str]:
@@ -82,9 +88,10 @@ def test_a_call_goes_on_and_is_marked(harness: str, run: RunDir) -> None:
         done = call(command, payloads.after(harness), run)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.strip() == ("{}" if harness == "cursor" else "")
-    seen = [(mark.word, mark.name) for mark in marks(run.beat("t1"))]
-    name = payloads.call_name(harness)
-    assert seen == [("call", name), *[("tick", name)] * len(later)]
+    seen = marks(run.beat("t1"))
+    assert [mark.word for mark in seen] == ["call", *["tick"] * len(later)]
+    (name,) = {mark.name for mark in seen}
+    assert name.startswith(f"{payloads.call_name(harness)}:") and len(name) <= 64
 
 
 def test_stop_refuses_a_call_and_says_why(harness: str, run: RunDir) -> None:
@@ -135,11 +142,57 @@ def test_a_change_of_the_plan_comes_in_place_of_one_call(harness: str, run: RunD
     assert verdict(harness, call(first, payloads.before(harness), run)) == (True, "", False)
 
 
+def open_calls(run: RunDir) -> list[str]:
+    """What `pause` shows as under way: tool and id."""
+    return [name.rpartition(":")[0] for name in under_way(marks(run.beat("t1")))]
+
+
+def test_a_call_that_nothing_ended_is_over_with_the_turn(harness: str, run: RunDir) -> None:
+    """Interrupted or refused by a person: no hook after it, the turn's end is what tells."""
+    events = by_event(harness)
+    other = {"session_id": "another", "conversation_id": "another", "tool_use_id": "other678"}
+    for event, payload in payloads.rest(harness).items():
+        for one in (payloads.before(harness), payloads.before(harness) | other):
+            assert call(commands(harness)[0], one, run).returncode == 0
+        mine, others = payloads.call_name(harness), payloads.call_name(harness).partition(":")[0] + ":other678"
+        assert sorted(open_calls(run)) == sorted([mine, others])
+        done = call(events[event], payload, run)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.strip() == ("{}" if harness == "cursor" else "")
+        assert open_calls(run) == [others], "another agent's call is still under way"
+        assert call(events[event], payload | other, run).returncode == 0
+        assert open_calls(run) == []
+    assert set(payloads.rest(harness)) == {event for event, command in events.items() if command.endswith(" rest")}
+
+
+def test_codex_tells_the_next_turn_before_its_first_call(run: RunDir) -> None:
+    first, _ = commands("codex")
+    for number, turn, left in (("1", "turn-1", 1), ("2", "turn-1", 2), ("3", "turn-2", 1)):
+        call(first, payloads.before("codex") | {"tool_use_id": f"call_{number}", "turn_id": turn}, run)
+        assert len(open_calls(run)) == left, "calls of one turn may be under way together"
+    child = {"tool_use_id": "call_4", "turn_id": "turn-3", "agent_id": "child"}
+    call(first, payloads.before("codex") | child, run)
+    assert open_calls(run) == ["Bash:call3", "Bash:call4"], "a subagent has turns of its own"
+
+
+def test_a_subagent_of_claude_ends_its_own_calls(run: RunDir) -> None:
+    first, events = commands("claude")[0], by_event("claude")
+    child = {"agent_id": "a1b2", "agent_type": "Explore"}
+    call(first, payloads.before("claude") | {"tool_use_id": "main"}, run)
+    call(first, payloads.before("claude") | {"tool_use_id": "child"} | child, run)
+    waiting = payloads.rest("claude")["Notification"] | {"notification_type": "permission_prompt"}
+    call(events["Notification"], waiting, run)
+    assert open_calls(run) == ["Bash:main", "Bash:child"], "a call that waits for a person's yes is under way"
+    call(events["SubagentStop"], payloads.rest("claude")["SubagentStop"] | child, run)
+    assert open_calls(run) == ["Bash:main"]
+
+
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"tool_name": 7, "tool_use_id": null}', '{"tool_name": "'])
 def test_whatever_the_harness_writes_the_gate_is_asked(harness: str, run: RunDir, text: str) -> None:
     first, later = commands(harness)
     assert verdict(harness, call(first, text, run)) == (True, "", False)
     assert call(later[0], text, run).returncode == 0
+    assert all(call(command, text, run).returncode == 0 for command in by_event(harness).values())
     orders.write_order(run.control, "STOP", reason="over")
     goes_on, why, _ = verdict(harness, call(first, text, run))
     assert not goes_on and "over" in why
@@ -153,8 +206,7 @@ def test_a_control_file_that_cannot_be_trusted_refuses(harness: str, run: RunDir
 
 
 def test_outside_of_a_box_it_is_silent_even_if_agentbox_is_gone(harness: str) -> None:
-    first, later = commands(harness)
-    for command in (first, *later):
+    for command in by_event(harness).values():
         gone = command.replace("sandbox/harness/hook.py", "sandbox/harness/gone.py")
         for one in (command, gone):
             done = call(one, payloads.before(harness), None)

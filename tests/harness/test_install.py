@@ -209,14 +209,14 @@ def test_known_commands_get_their_hooks(commands: Path, person: Path) -> None:
     assert claude[0] == "--settings" and claude[2:] == ["fix it"]
     assert json.loads(claude[1]) == ADAPTERS["claude"].hooks()
     codex = given("codex", "exec", "fix it")[0]
-    assert codex[0] == codex[2] == "-c" and codex[4:] == ["exec", "fix it"]
+    assert codex[0] == codex[2] == codex[4] == "-c" and codex[6:] == ["exec", "fix it"]
     assert codex[1].startswith("hooks.PreToolUse=[{hooks = [{type = ")
     assert snapshot(person) == {}
 
 
 def test_the_options_for_codex_are_the_adapter_in_toml(commands: Path) -> None:
     codex = given("codex")[0]
-    read = tomllib.loads("\n".join([codex[1], codex[3]]))
+    read = tomllib.loads("\n".join(codex[1::2]))
     assert read == ADAPTERS["codex"].hooks()
 
 

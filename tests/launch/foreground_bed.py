@@ -121,6 +121,10 @@ class Shell:
         return self.status()
 
     def end(self) -> None:
+        """Hang up, as closing a terminal's window does, which ends a run; and kill what does not mind."""
+        with suppress(OSError):
+            os.close(self.tty.fileno())
+            wait_until(lambda: not session_members(self.pid), PATIENCE, "an empty session")
         for pid in session_members(self.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

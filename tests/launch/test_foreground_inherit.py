@@ -111,10 +111,10 @@ def test_argv_bytes(way: Way, locale: dict[bytes, bytes]) -> None:
 @pytest.mark.parametrize("locale", [{}, {b"LC_ALL": b"C"}, {b"LC_CTYPE": b"C.UTF-8"}, {b"LANG": b"xx_YY"}])
 def test_environment(way: Way, locale: dict[bytes, bytes]) -> None:
     env = {b"PATH": os.environb[b"PATH"], b"BYTES": b"\xff\n=\x80", b"EMPTY": b"", b"PYTHONPATH": b"/nope", **locale}
-    named = rb"(AGENTBOX_)?(RUN_ID|TASK_ID)=|AGENTBOX_(CONTROL|BEAT)="
+    named = rb"(AGENTBOX_)?(RUN_ID|TASK_ID)=|AGENTBOX_(CONTROL|BEAT|BOOT)="
     seen = output(way, ["env", "-0"], env).split(b"\0")
     assert [entry for entry in seen if not re.match(named, entry)] == output(BARE, ["env", "-0"], env).split(b"\0")
-    assert len([entry for entry in seen if re.match(named, entry)]) == (6 if way is RUN else 0)
+    assert len([entry for entry in seen if re.match(named, entry)]) == (7 if way is RUN else 0)
 
 
 @every_launcher

@@ -12,6 +12,7 @@ import pexpect
 import pytest
 
 from tests.launch.foreground_bed import Way, every_way, read_pid, shell, wait_for_state
+from tests.support import agentbox
 
 # A full-screen program: raw mode, reads Ctrl+Z as a byte, puts the modes back, stops, comes back.
 RAW = """
@@ -205,7 +206,7 @@ def test_ctrl_z_ignored_by_the_command(way: Way) -> None:
 
 
 @every_way
-def test_shell_comes_back_only_when_the_command_has_stopped(way: Way, tmp_path: Path) -> None:
+def test_shell_comes_back_only_when_the_command_has_stopped(way: Way, home: Path, tmp_path: Path) -> None:
     program = """
 import os, signal, time
 def clean_up(*_):
@@ -224,6 +225,8 @@ while True: signal.pause()
         sh.status()
         sh.type("kill -9 %1; fg")
         assert sh.status() in (137, 1)
+    for run in home.glob("runs/*"):  # its launcher was killed, so nobody has removed its box
+        agentbox("kill", run.name, check=0)
 
 
 @every_way

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -150,23 +152,48 @@ def test_what_stays_in_its_box_is_no_escapee() -> None:
     assert kinds() == []
 
 
-def test_window_of_a_terminal_server_outside(tmp_path: Path, nap: str) -> None:
-    """D01: the client is inside, the worker in the old server's cgroup. The server's other windows are nobody's."""
-    server, folder = f"outside-{os.getpid()}", tmp_path / "project"
-    folder.mkdir()
-    tmux = ["tmux", "-L", server, "-f", "/dev/null"]
-    subprocess.run([*tmux, "new", "-d", "sleep 900"], cwd=folder, check=True)
+@contextlib.contextmanager
+def terminal_server(program: str, folder: Path) -> Iterator[str]:
+    """A server of windows with one of its own; the command that opens another one from anywhere."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed (apt-get install {program})")
+    name = f"outside-{os.getpid()}"
+    if program == "tmux":
+        start_it, opens = ["tmux", "-L", name, "-f", "/dev/null", "new", "-d", "sleep 900"], f"tmux -L {name} new -d"
+        end_it = ["tmux", "-L", name, "kill-server"]
+    else:
+        start_it, opens = (
+            ["screen", "-c", "/dev/null", "-dmS", name, "sleep", "900"],
+            'STY=$(ls "$SCREENDIR") screen -c /dev/null',
+        )
+        end_it = ["screen", "-S", name, "-X", "quit"]
+    subprocess.run(start_it, cwd=folder, check=True)
     try:
+        yield opens
+    finally:
+        # A server of screen takes orders a moment after it was started.
+        wait_for(lambda: subprocess.run(end_it, capture_output=True).returncode == 0)
+
+
+@pytest.mark.parametrize("program", ["tmux", "screen"])
+def test_window_of_a_terminal_server_outside(
+    program: str, tmp_path: Path, nap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D01: the client is inside, the worker in the old server's cgroup. The server's other windows are nobody's."""
+    folder, sockets = tmp_path / "project", tmp_path / "sockets"
+    folder.mkdir()
+    sockets.mkdir(mode=0o700)
+    monkeypatch.setenv("SCREENDIR", str(sockets))
+    with terminal_server(program, folder) as opens:
+        wait_for(lambda: program == "tmux" or list(sockets.iterdir()))
         settled()
-        run = in_folder(folder, "sh", "-c", f"tmux -L {server} new -d 'sleep {nap}'; sleep 900")
+        run = in_folder(folder, "sh", "-c", f"{opens} sleep {nap}; sleep 900")
         found = escapee(nap)
         assert (found["run_id"], found["severity"]) == (run, "info")
-        assert found["evidence"]["told_by"]["door"].startswith("started by tmux")
+        assert found["evidence"]["told_by"]["door"].startswith(f"started by {program}")
         assert len(escapees()) == 1
         reconcile("--kill", check=1)
         assert asleep(nap)
-    finally:
-        subprocess.run([*tmux, "kill-server"], check=True)
 
 
 @pytest.mark.bed("nspawn")

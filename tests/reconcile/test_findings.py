@@ -219,22 +219,49 @@ def test_time_out_of_a_run_that_is_within_it() -> None:
     assert_clean()
 
 
-def test_stalled_beyond_twice_the_allowance() -> None:
-    run = start("sleep", "900")
+GATED = "while :; do agentbox gate work; sleep 0.1; done"
+
+
+def test_stalled_beyond_twice_its_allowance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that passes no boundary, beside one that does and one that has all day; held ones stall nothing."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "agentbox").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sandbox.cli.main "$@"\n')
+    (folder / "agentbox").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    run = start("sleep", "900", options=("--allowance", "1h"))
+    agentbox("spawn", run, "-d", "--task", "busy", "--allowance", "10s", "--", "sh", "-c", GATED, check=0)
+    agentbox("spawn", run, "-d", "--task", "idle", "--allowance", "0.1s", "--", "sleep", "900", check=0)
+    assert records(run, "task.started")[-1]["allowance"] == 0.1
+    beat = run_dir(run) / "beat" / "busy"
+    wait_for(beat.exists)
+    found = wait_for(findings)
+    assert [(one["kind"], one["task_id"]) for one in found] == [("stalled", "idle")]
+    assert "twice" in found[0]["what"]
+    assert reconcile("--kill", check=1)["ended"] == []
+    agentbox("pause", run, "--task", "idle", "--wait", "0s")
+    assert kinds() == []
+    agentbox("resume", run, "--task", "idle", check=0)
+    assert wait_for(kinds) == ["stalled"]
+    agentbox("pause", run, "--wait", "0s")
+    assert kinds() == [] and inspect(run)["state"] == "paused"
+
+
+def test_stalled_after_its_last_boundary() -> None:
+    run = start("sleep", "900", options=("--allowance", "30s"))
     beat = run_dir(run) / "beat" / "main"
+    for order in (run_dir(run) / "ctl/control", run_dir(run) / "ctl/tasks/main"):
+        order.write_text(order.read_text().replace("at: 20", "at: 19"))
+    edit_record(run, lambda lines: set_all(lines, mono=0.001))
+    assert kinds() == ["stalled"]
     beat.touch()
-
-    def allow(seconds: float) -> None:
-        edit_record(run, lambda lines: set_all(lines, allowance=seconds))
-
-    allow(30)
-    assert_clean()
+    assert kinds() == []
     os.utime(beat, (time.time() - 55, time.time() - 55))
-    assert_clean()
+    assert kinds() == []
     os.utime(beat, (time.time() - 65, time.time() - 65))
     found = one("stalled")
     assert (found["run_id"], found["task_id"]) == (run, "main")
-    assert reconcile("--kill", check=1)["ended"] == []
     assert len(box_pids(run)) == 1
 
 

@@ -117,8 +117,9 @@ def test_write_end_that_only_the_server_itself_holds(tmp_path: Path) -> None:
     agent = Agent(tmp_path / "a", {"leaky": STUBBORN}, client={"leak": True})
     assert kinds() == []
     os.kill(agent.client, signal.SIGUSR1)
-    wait_for(lambda: kinds() == ["ghost"], 30)
-    assert one("ghost")["evidence"]["stdin"] == "has no writer left"
+    # Who else holds the pipe is looked for within a bound, so that a busy machine may need another look.
+    (found,) = wait_for(ghosts, 30)
+    assert found["evidence"]["stdin"] == "has no writer left"
 
 
 def test_duplicates_in_a_live_run_are_shown_and_kept(tmp_path: Path) -> None:

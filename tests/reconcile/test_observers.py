@@ -27,7 +27,7 @@ from sandbox.reconcile.boxes import SeenBox
 from sandbox.reconcile.classify import classify
 from sandbox.reconcile.survey import survey
 from tests.cli.runs import inspect, run_dir, start
-from tests.reconcile.looking import box_pids, end, findings, in_state, orphan, reconcile
+from tests.reconcile.looking import box_pids, edit_record, end, findings, in_state, orphan, reconcile
 from tests.support import agentbox, is_alive, wait_for
 
 NOBODY = 65534
@@ -210,6 +210,20 @@ def test_plain_user_with_systemd() -> None:
     assert [found["run_id"] for found in findings()] == [lost]
     reconcile("--kill", check=0)
     assert box_pids(run) == [pid]
+
+
+def test_boot_id_that_is_not_the_recorded_one_under_a_live_run() -> None:
+    """As seen from a service with a /proc of its own in a container: nothing that lives is called gone for it."""
+    live, over = start("sleep", "900"), orphan()
+
+    def other_boot(lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            line["boot_id"] = "00000000-0000-0000-0000-000000000000"
+
+    edit_record(live, other_boot)
+    assert [found["run_id"] for found in findings()] == [over]
+    reconcile("--kill", check=0)
+    assert len(box_pids(live)) == 1
 
 
 @pytest.mark.bed("nspawn")

@@ -1,0 +1,1 @@
+"""The drill: a stop tried on a throwaway fleet, and scored."""
