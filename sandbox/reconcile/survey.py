@@ -197,6 +197,8 @@ def _trees(home: Home, seen: Survey, seconds: float) -> None:
 def _facts(seen: Survey) -> None:
     """Small questions about single runs that classification needs the answers to."""
     own_ns, home = pid_namespace(os.getpid()), Home(seen.home)
+    if own_ns is None:
+        seen.not_asked.append(NotAsked("processes", "this process's own pid namespace could not be told"))
     for run_id, boxes in seen.boxes.items():
         pids = [pid for box in boxes for pid in box.pids]
         if not pids:
