@@ -62,7 +62,9 @@ def _reconcile(home: Home, given: _Given) -> int:
     _log(first, done)
     if given.metrics:
         _write_metrics(given.metrics, last, time.monotonic() - began)
-    return INCOMPLETE if last.survey.not_asked else FINDINGS if last.findings else CLEAN
+    # A stop of ours that failed still looks as if it were being carried out: by this very process.
+    left = last.findings or not all(one.ok for one in done)
+    return INCOMPLETE if last.survey.not_asked else FINDINGS if left else CLEAN
 
 
 def _selected(home: Home, text: str) -> str | None:

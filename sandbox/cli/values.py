@@ -37,7 +37,7 @@ def size(text: str) -> int:
 
 def count(text: str) -> int:
     """A whole number above 0."""
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
+    if not text.isascii() or not text.isdigit() or len(text) > 10 or not 0 < int(text) < 2**31:
         raise AgentboxError(f"no count: {text!r}", fix="give a whole number above 0", code=USAGE)
     return int(text)
 

@@ -22,6 +22,8 @@ from sandbox.manifest.home import fsync_directory
 
 WORDS = ("RUN", "PAUSE", "STOP")
 SIZE_MAX = 4096
+PATIENCE_MAX = 86400.0
+"""Seconds; whatever a file says, a launcher does not wait longer for somebody else's kill."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ def parse(text: bytes) -> Order | None:
     """An order out of its file's text, or None."""
     lines = text.decode("utf-8", "replace").splitlines()
     word, _, number = (lines[0] if lines else "").partition(" ")
-    if word not in WORDS or not number.isdigit() or len(number) > 18:
+    # A digit of another script is one for str.isdigit, and none for int.
+    if word not in WORDS or not (number.isascii() and number.isdigit()) or len(number) > 18:
         return None
     values = {key: value for key, _, value in (line.partition(": ") for line in lines[1:])}
     patience = values.get("patience", "")
@@ -54,7 +57,7 @@ def parse(text: bytes) -> Order | None:
         values.get("reason", ""),
         values.get("by", ""),
         values.get("at", ""),
-        patience=float(patience) if patience.isdigit() else 0.0,
+        patience=min(float(patience), PATIENCE_MAX) if patience.isascii() and patience.isdigit() else 0.0,
     )
 
 

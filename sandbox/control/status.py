@@ -166,7 +166,7 @@ def _empty_state(home: Home, s: Status, main: Task | None) -> tuple[str, str]:
     if s.launcher_alive and _same_boot(main):
         state = "starting" if main is None or main.state == "intent" else "running"
         return (state if s.order.word != "STOP" else "stopping"), "no process of it lives now"
-    if any(receipt.get("proof") == "empty" for receipt in s.run.receipts):
+    if _proven_stop(s.run):
         return "stopped", _asked_by(s)
     if main and not _same_boot(main):
         return "lost", "lost at reboot"
@@ -175,6 +175,11 @@ def _empty_state(home: Home, s: Status, main: Task | None) -> tuple[str, str]:
     if main is None or main.state == "intent":
         return "not started", "its launcher ended before the command was started"
     return "lost", "it ended and no exit was recorded"
+
+
+def _proven_stop(run: Run) -> bool:
+    """Was the run, or its main task, stopped? The stop of another task is not the run's end."""
+    return any(r.get("proof") == "empty" and r.get("task_id") in (None, run.main_task) for r in run.receipts)
 
 
 def _asked_by(s: Status) -> str:
@@ -191,7 +196,7 @@ def _stopped_outer(home: Home, run: Run) -> str | None:
             outer, _bad = load(home, inner.parent_run)
         except AgentboxError:
             return None
-        if outer.ended is not None or any(r.get("proof") == "empty" for r in outer.receipts):
+        if outer.ended is not None or _proven_stop(outer):
             return run.parent_run
         inner = outer
     return None

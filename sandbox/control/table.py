@@ -47,7 +47,7 @@ def _load(text: str) -> Any:
 
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of a number with too many digits, too
         raise _refuse(f"it is neither JSON ({wrong}) nor TOML ({error})") from None
 
 

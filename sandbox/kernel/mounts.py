@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 
-_OCTAL = re.compile(rb"\\([0-7]{3})")
+_OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from sandbox.kernel.procfs import Stat, all_pids, parse_stat, read_bytes
 MARK = b"AGENTBOX_CONTROL="
 ENVIRON_BYTES = 1 << 20
 CMDLINE_BYTES = 1 << 16
+SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+NOTHING_THERE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.EACCES, errno.EPERM)
 
 
 @dataclass
@@ -31,7 +33,10 @@ class Table:
 
 
 def scan_processes(inside: Collection[int]) -> Table:
-    """All processes but those of `inside`. Kernel threads are left out."""
+    """All processes but those of `inside`. Kernel threads are left out.
+
+    OSError where there is no descriptor or memory left to look with.
+    """
     table = Table()
     own = os.getpid()
     kernel = _kernel_parent()
@@ -44,6 +49,8 @@ def scan_processes(inside: Collection[int]) -> Table:
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ESRCH):
                 continue
+            if error.errno in SHORTAGE:
+                raise
             raw, readable = b"", False
         stat = _stat(pid)
         if stat is None or pid == kernel or (kernel and stat.ppid == kernel):
@@ -92,18 +99,26 @@ def proc_hides() -> bool:
 
 
 def children(path: str) -> list[str]:
-    """The names of a cgroup's children; none where it is gone or can't be read."""
+    """The names of a cgroup's children; none where it is gone, or another user's lock is on it.
+
+    OSError where this look itself failed (no descriptor, no memory): what it would have seen is not known.
+    """
     try:
         if os.stat(path).st_nlink == 2:
             return []
         with os.scandir(path) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
+    except OSError as error:
+        if error.errno in NOTHING_THERE:
+            return []
+        raise
 
 
 def walk_members(top: str) -> Iterator[tuple[str, list[int]]]:
-    """Each cgroup from `top` down, a parent before its children, with the processes that sit in it itself."""
+    """Each cgroup from `top` down, a parent before its children, with the processes that sit in it itself.
+
+    OSError as `children`.
+    """
     waiting = [top]
     while waiting:
         path = waiting.pop()
@@ -112,19 +127,25 @@ def walk_members(top: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def own_pids(path: str) -> list[int]:
-    """The processes of one cgroup, not of those below it."""
+    """The processes of one cgroup, not of those below it. OSError as `children`."""
     try:
         text = read_bytes(f"{path}/cgroup.procs", 1 << 24)
     except OSError as error:
+        if error.errno in NOTHING_THERE:
+            return []
+        if error.errno != errno.EOPNOTSUPP:
+            raise
         # A threaded cgroup answers ENOTSUP: its threads are told one by one.
-        return Cgroup(path).pids() if error.errno == errno.EOPNOTSUPP else []
+        return Cgroup(path).pids()
     return [int(word) for word in text.split()]
 
 
 def _stat(pid: int) -> Stat | None:
     try:
         return parse_stat(read_bytes(f"/proc/{pid}/stat", 4096))
-    except OSError:
+    except OSError as error:
+        if error.errno in SHORTAGE:
+            raise
         return None
 
 

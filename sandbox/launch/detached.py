@@ -30,12 +30,14 @@ def launch_detached(spec: LaunchSpec, home: Home, dispositions: Dispositions) ->
     code, _, text = word.decode("utf-8", "replace").partition(" ")
     if code != "0":
         os.waitpid(pid, 0)
-        raise _error(code, text)
+        raise _error(spec, code, text)
 
 
-def _error(code: str, text: str) -> AgentboxError:
+def _error(spec: LaunchSpec, code: str, text: str) -> AgentboxError:
     if not code.isdigit():
-        return AgentboxError("the launcher ended before it could say why", fix="see `agentbox doctor`")
+        # Killed at the wrong moment it may have let the command go; ours to end it is not: the id may be another's.
+        what = f"the launcher ended before it could say whether {spec.run_id} runs"
+        return AgentboxError(what, fix=f"agentbox inspect {spec.run_id}, or agentbox kill {spec.run_id}")
     return AgentboxError(text, code=int(code))
 
 

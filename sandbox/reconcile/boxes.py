@@ -16,7 +16,7 @@ from sandbox.boxes.systemd import run_of_slice, task_of_scope
 from sandbox.boxes.where import TOP
 from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.mounts import Mount, cgroup2_mount
-from sandbox.kernel.scan import children, own_pids, walk_members
+from sandbox.kernel.scan import NOTHING_THERE, children, own_pids, walk_members
 from sandbox.manifest.home import Home
 from sandbox.manifest.ids import is_id
 
@@ -58,7 +58,10 @@ class SeenBox:
 
 
 def read_boxes(home: Home, only: str | None = None) -> list[SeenBox]:
-    """All boxes of this home, or of one run; where its own runs go also those of nobody. Raises Unavailable."""
+    """All boxes of this home, or of one run; where its own runs go also those of nobody.
+
+    Raises Unavailable, and OSError where a look failed.
+    """
     mount = cgroup2_mount()
     if mount is None:
         raise Unavailable("no cgroup v2 mount can be seen", fix="mount -t cgroup2 none /sys/fs/cgroup")
@@ -73,7 +76,7 @@ def read_boxes(home: Home, only: str | None = None) -> list[SeenBox]:
             found.append(_look(backend, run_id, path, True))
         elif owner is None and os.path.dirname(path) in own:
             found.append(_look(backend, run_id, path, None))
-    return found
+    return [box for box in found if box is not None]
 
 
 def _own_tops(home: Home, mount: Mount) -> set[str]:
@@ -88,11 +91,16 @@ def _own_tops(home: Home, mount: Mount) -> set[str]:
 
 
 def look_again(box: SeenBox) -> SeenBox | None:
-    """The same box as it is now, None if it is gone; what an engine said of it stays as it was."""
-    if box.path is None or not os.path.isdir(box.path):
-        return box if box.path is None else None
+    """The same box as it is now, None if it is gone; what an engine said of it stays as it was.
+
+    Raises OSError where the look failed.
+    """
+    if box.path is None:
+        return box
     backend = "systemd" if box.path.endswith(".slice") else box.backend
     fresh = _look(backend, box.run_id, box.path, box.ours)
+    if fresh is None:
+        return None
     fresh.backend, fresh.containers, fresh.alive = box.backend, box.containers, box.alive
     return fresh
 
@@ -112,9 +120,15 @@ def _parents(top: str) -> Iterator[tuple[str, str, str]]:
             waiting.append(below)
 
 
-def _look(backend: str, run_id: str, path: str, ours: bool | None) -> SeenBox:
-    group = Cgroup(path)
-    seen = SeenBox(backend, run_id, path, group.inode(), ours, group.populated())
+def _look(backend: str, run_id: str, path: str, ours: bool | None) -> SeenBox | None:
+    """None where it is gone. Raises OSError."""
+    try:
+        inode = os.stat(path).st_ino
+    except OSError as error:
+        if error.errno in NOTHING_THERE:
+            return None
+        raise
+    seen = SeenBox(backend, run_id, path, inode, ours, Cgroup(path).populated())
     names = children(path)
     for name in names:
         seen.tasks[task_of_scope(name) if backend == "systemd" else name] = []

@@ -57,8 +57,10 @@ USER_FILES = (
     (".config/Code/User/mcp.json", "vscode"),
     (".copilot/mcp-config.json", "vscode"),
 )
-_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_TRAILING_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[}\]])')
+# What is not closed goes to the end, and nothing is tried again: a file of nothing but openings takes no longer.
+_STRING = r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)'
+_COMMENT = re.compile(rf"{_STRING}|//[^\n]*|/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z)", re.DOTALL)
+_TRAILING_COMMA = re.compile(rf"{_STRING}|,(?=\s*+[}}\]])", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(workspaceFolder|userHome)\}")
 
 

@@ -7,9 +7,11 @@ A line that begins otherwise is decoded as any reader would do it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,14 +75,21 @@ class Recorded:
 
 def read_runs(home: Home, only: str | None = None) -> dict[str, Recorded]:
     """Every run that has a directory, or the one named. Raises AgentboxError where the home can't be listed."""
-    ids = home.runs() if only is None else [only] if os.path.isdir(home.run_dir(only).path) else []
+    ids = home.runs() if only is None else [only] if _is_there(home, only) else []
     return {run_id: read_run(home, run_id) for run_id in ids}
 
 
 def reread(home: Home, run_ids: list[str]) -> dict[str, Recorded]:
     """These runs whole, as they are now; those without a directory left out."""
-    there = (run_id for run_id in run_ids if os.path.isdir(home.run_dir(run_id).path))
-    return {run_id: read_run(home, run_id, whole=True) for run_id in there}
+    return {run_id: read_run(home, run_id, whole=True) for run_id in run_ids if _is_there(home, run_id)}
+
+
+def _is_there(home: Home, run_id: str) -> bool:
+    """Has the run a directory? Where that can't be told, reading its record will say why."""
+    try:
+        return stat.S_ISDIR(os.stat(home.run_dir(run_id).path).st_mode)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
 
 
 def read_run(home: Home, run_id: str, *, whole: bool = False) -> Recorded:

@@ -133,6 +133,7 @@ def survey(home: Home, only: str | None = None, seconds: float = SECONDS) -> Sur
     boxes = cgroups.get(seen.not_asked)
     seen.boxes_seen = boxes is not None
     boxes = boxes or []
+    seen.not_asked += [_untold(box) for box in boxes if box.populated is None]
     contained, strangers, seen.disagreements = _engine(seen, engine)
     for box in merge(boxes, contained):
         seen.boxes.setdefault(box.run_id, []).append(box)
@@ -196,6 +197,8 @@ def _trees(home: Home, seen: Survey, seconds: float) -> None:
 def _facts(seen: Survey) -> None:
     """Small questions about single runs that classification needs the answers to."""
     own_ns, home = pid_namespace(os.getpid()), Home(seen.home)
+    if own_ns is None:
+        seen.not_asked.append(NotAsked("processes", "this process's own pid namespace could not be told"))
     for run_id, boxes in seen.boxes.items():
         pids = [pid for box in boxes for pid in box.pids]
         if not pids:
@@ -294,9 +297,10 @@ def _owner_alive(pids: list[int]) -> bool | None:
 def _asker_alive(order: orders.Order) -> bool | None:
     """Is the process that ordered a stop still there to carry it out? None: the order does not name one."""
     words = order.by.split()
-    if "pid" not in words[:-1] or not words[words.index("pid") + 1].isdigit():
+    number = words[words.index("pid") + 1] if "pid" in words[:-1] else ""
+    if not (number.isascii() and number.isdigit()) or len(number) > 10:
         return None
-    pid = int(words[words.index("pid") + 1])
+    pid = int(number)
     identity = Identity.of(pid)
     if identity is None:
         return False if Identity(boot_id(), pid, 0).alive() is False else None
@@ -320,12 +324,13 @@ def looked_again(home: Home, seen: Survey, run_ids: list[str]) -> list[Survey]:
     """
     found = []
     first = reread(home, run_ids)
-    again = {run_id: [look_again(box) for box in seen.boxes.get(run_id, ())] for run_id in run_ids}
+    again = {run_id: [_again(seen, box) for box in seen.boxes.get(run_id, ())] for run_id in run_ids}
     boxes = {run_id: [box for box in found if box is not None] for run_id, found in again.items()}
     wanted = set(run_ids)
     servers = [one for one in seen.servers if one.run_id in wanted and _still(one.identities)]
     strays = [one for one in seen.strays if one.run_id in wanted and (not one.member.pid or _still(one.identities[:1]))]
     for runs in (first, reread(home, run_ids)):
+        seen.not_asked += _read_unlike(seen.runs, runs)
         fresh = replace(seen, runs=runs, boxes=boxes, servers=servers, strays=strays, engine="")
         fresh.owners, fresh.ages, fresh.stoppers, fresh.beats, fresh.pids_elsewhere, fresh.held = (
             {},
@@ -339,6 +344,27 @@ def looked_again(home: Home, seen: Survey, run_ids: list[str]) -> list[Survey]:
         fresh.now, fresh.wall = time.monotonic(), time.time()
         found.append(fresh)
     return found
+
+
+def _again(seen: Survey, box: SeenBox) -> SeenBox | None:
+    """As `look_again`; a look that failed is noted, and has nothing to tell."""
+    try:
+        fresh = look_again(box)
+    except OSError:
+        fresh = replace(box, populated=None)
+    if fresh is not None and fresh.path and fresh.populated is None:
+        seen.not_asked.append(_untold(fresh))
+    return fresh
+
+
+def _untold(box: SeenBox) -> NotAsked:
+    return NotAsked("cgroups", f"{box.path}: could not tell whether something lives in it")
+
+
+def _read_unlike(before: dict[str, Recorded], after: dict[str, Recorded]) -> list[NotAsked]:
+    """Records that could be read at one look and not at another: the looks can't confirm each other."""
+    both = ((run_id, before[run_id].unreadable, run.unreadable) for run_id, run in after.items() if run_id in before)
+    return [NotAsked("records", f"run {run_id}: {one or two}") for run_id, one, two in both if bool(one) != bool(two)]
 
 
 def describe(seen: Survey) -> dict[str, Any]:

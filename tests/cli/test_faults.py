@@ -197,6 +197,11 @@ def _garbage(path: Path) -> None:
     path.write_bytes(os.urandom(100_000) + b'\n\n{"event": "run.created"\n\0\0\0[1,2]\nnull\n' + b"\xff" * 100)
 
 
+def _digit_of_another_script(path: Path) -> None:
+    """str.isdigit takes it for a number, and int does not."""
+    path.write_text("RUN \u00b2\n")
+
+
 def _huge(path: Path) -> None:
     with open(path, "ab") as file:
         file.write(b'{"torn": "' + b"x" * (64 << 20))
@@ -250,7 +255,7 @@ class TestReplacedFiles:
         killed(run, 0)
         over(run)
 
-    @pytest.mark.parametrize("spoil", [_fifo, _directory, _gone, _empty, _garbage], **by_name)
+    @pytest.mark.parametrize("spoil", [_fifo, _directory, _gone, _empty, _garbage, _digit_of_another_script], **by_name)
     def test_order_that_is_none_is_a_stop(self, spoil: Callable[[Path], None], run: str) -> None:
         spoil(run_dir(run) / "ctl/control")
         one_line(agentbox("spawn", run, "--", "true", check=75), "STOP")

@@ -139,6 +139,17 @@ class TestStates:
         agentbox("kill", run, check=0)
         assert is_alive(bystander.pid)
 
+    def test_lost_after_the_stop_of_one_task(self) -> None:
+        """A task's receipt does not tell of the run's end."""
+        run = start("sleep", "900")
+        agentbox("spawn", "-d", run, "--task", "t", "--", "sleep", "900", check=0)
+        agentbox("kill", run, "--task", "t", check=0)
+        for pid in (launcher_of(run), *pids_of(run)):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: row(run)["state"] == "lost")
+        agentbox("kill", run, check=0)
+        assert row(run)["state"] == "stopped"
+
     def test_not_started(self, tmp_path: Path, run_id: str) -> None:
         path = tmp_path / "x"
         path.write_text("#!/no/such/interpreter\n")

@@ -42,24 +42,34 @@ class Fault(Exception):
     """What must not be."""
 
 
-def call(*args: str) -> int:
+def call(*args: str, out: str = os.devnull) -> int:
     """Start a verb; its pid."""
     pid = os.fork()
     if pid == 0:
-        code = 99
-        try:
-            null = os.open(os.devnull, os.O_RDWR)
-            error = os.open(f"{os.environ['AGENTBOX_HOME']}.{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
-            for fd, target in ((null, 0), (null, 1), (error, 2)):
-                os.dup2(fd, target)
-            os.closerange(3, 1024)
-            sys.argv = ["agentbox", *args]
-            main()
-        except SystemExit as done:
-            code = done.code if isinstance(done.code, int) else 98
-        finally:
-            os._exit(code)
+        entered(*args, out=out)
     return pid
+
+
+def entered(*args: str, out: str = os.devnull, first: Callable[[], None] = lambda: None) -> None:
+    """In a fork: be the command `agentbox ARGS`, its output in the file `out`, and end as it does. Never returns.
+
+    `first` is called when all is ready for it.
+    """
+    code = 99
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        output = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        error = os.open(f"{os.environ['AGENTBOX_HOME']}.{os.getpid()}", os.O_WRONLY | os.O_CREAT, 0o600)
+        for fd, target in ((null, 0), (output, 1), (error, 2)):
+            os.dup2(fd, target)
+        os.closerange(3, 1024)
+        first()
+        sys.argv = ["agentbox", *args]
+        main()
+    except SystemExit as done:
+        code = done.code if isinstance(done.code, int) else 98
+    finally:
+        os._exit(code)
 
 
 def said(pid: int) -> str:
