@@ -127,7 +127,7 @@ def stranger(api: Any) -> Iterator[str]:
     """A running container that is none of ours, though its name and image look like it; must live on."""
     name = f"agentbox-stranger-main-{uuid.uuid4().hex[:6]}"
     host = api.create_host_config(init=True)
-    made = api.create_container(IMAGE, ["sleep", "900"], name=name, host_config=host, labels={f"{RUN}.x": "stranger"})
+    made = api.create_container(IMAGE, ["sleep", "7200"], name=name, host_config=host, labels={f"{RUN}.x": "stranger"})
     api.start(made["Id"])
     yield str(made["Id"])
     alive = api.inspect_container(made["Id"])["State"]["Running"]
