@@ -156,7 +156,10 @@ class Backend(Protocol):
         """Wait for emptiness until `deadline` (monotonic seconds)."""
 
     def freeze(self, box: Box, deadline: float) -> bool:
-        """True once no instruction of the box executes any more; False if that was not reached."""
+        """True once no instruction of the box executes any more; False if that was not reached by `deadline`.
+
+        With deadline 0.0 it is only asked for, and not looked at.
+        """
 
     def thaw(self, box: Box) -> None: ...
 

@@ -221,7 +221,7 @@ class CgroupBackend:
             group.freeze()
         except OSError:
             return False
-        return group.wait("frozen", True, deadline) is True
+        return deadline > 0 and group.wait("frozen", True, deadline) is True
 
     def thaw(self, box: Box) -> None:
         Cgroup(_path(box)).thaw()

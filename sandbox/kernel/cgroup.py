@@ -17,6 +17,8 @@ from sandbox.kernel.mounts import cgroup2_mount, directory
 
 T = TypeVar("T")
 
+FIRST_PAUSE = 0.0001
+"""Seconds; a few processes are frozen or dead within a fraction of a millisecond."""
 POLL_MAX = 0.1
 """Seconds after which a wait looks again by itself."""
 
@@ -180,7 +182,7 @@ class Cgroup:
     def _wait_on(self, fd: int, key: str, value: bool, deadline: float) -> bool | None:
         poll = select.poll()
         poll.register(fd, select.POLLPRI)
-        pause = 0.001
+        pause = FIRST_PAUSE
         while True:
             try:
                 text = os.pread(fd, 4096, 0)
@@ -191,7 +193,10 @@ class Cgroup:
             if now is value or left <= 0:
                 return now
             # The kernel holds notifications of one file 10 ms apart, and sends none when the group is removed.
-            poll.poll(min(left, pause) * 1000)
+            if pause < 0.001:
+                time.sleep(pause)  # poll(2) counts in milliseconds
+            else:
+                poll.poll(min(left, pause) * 1000)
             pause = min(pause * 2, POLL_MAX)
 
     def freeze(self) -> None:
