@@ -73,7 +73,7 @@ def _give_up(limits: Limits, name: str, controller: str, reason: str) -> str:
     if not limits.best_effort:
         raise AgentboxError(
             why,
-            fix="--limits=best-effort goes on without it; `agentbox doctor` shows the controllers",
+            fix="--limits=best-effort goes on without it",
         ) from None
     return why
 

@@ -18,8 +18,9 @@ kill what is left after that. Each rung ends as soon as the run is empty.
 def main(argv: Sequence[str]) -> int:
     parser = Parser("abort", "agentbox abort RUN... [--grace 30s] [--term 10s] [--reason TEXT] [--json] | --all", ABOUT)
     add_options(parser)
-    parser.add_argument("--grace", action=Value, convert=values.duration, default=GRACE, metavar="TIME")
-    parser.add_argument("--term", action=Value, convert=values.duration, default=TERM, metavar="TIME")
+    grace, term = f"before SIGTERM (default: {GRACE:g}s)", f"then before the kill (default: {TERM:g}s)"
+    parser.add_argument("--grace", action=Value, convert=values.duration, default=GRACE, metavar="TIME", help=grace)
+    parser.add_argument("--term", action=Value, convert=values.duration, default=TERM, metavar="TIME", help=term)
     given = parser.parse_args(list(argv))
     patience = given.grace + given.term
     return stop_runs(given, lambda target, stop: abort(target, stop, given.grace, given.term), patience)

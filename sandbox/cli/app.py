@@ -36,7 +36,6 @@ from sandbox.cli import (
     worktrees,
 )
 from sandbox.errors import USAGE, AgentboxError, ReaderGone
-from sandbox.harness import gate
 from sandbox.launch.signals import Dispositions
 
 app = typer.Typer(
@@ -60,11 +59,26 @@ def _forward(name: str, about: str, act: Callable[[list[str]], int]) -> None:
     app.command(name, help=about, context_settings=settings)(command)
 
 
+BOUNDARY_HELP = {
+    "gate": """usage: agentbox gate [NAME]
+
+Pass a boundary: NAME is the call that is about to begin. Blocks while the run or the task is paused.
+A change of the plan (redirect) is printed on stdout, once. Outside of a box it does nothing.
+
+exit status: 0 go on; 2 stop, with the reason on stderr.
+""",
+    "tick": """usage: agentbox tick [NAME [TOKENS]]
+
+Mark a call as finished: its name, and how many tokens it took. Outside of a box it does nothing.
+""",
+}
+
+
 def boundary(verb: str) -> Callable[[list[str]], int]:
     """Only their help comes by this way: see cli.entry."""
 
     def told(argv: list[str]) -> int:
-        sys.stdout.write(f"{gate.tick.__doc__ if verb == 'tick' else gate.gate.__doc__}\n\n{gate.__doc__}\n")
+        sys.stdout.write(BOUNDARY_HELP[verb])
         return 0
 
     return told
@@ -74,34 +88,32 @@ _forward("run", "Start an agent in a new run.", lambda argv: run.main(argv, Disp
 _forward("spawn", "Start one more task in a run.", lambda argv: spawn.main(argv, Dispositions.inherited()))
 _forward("kill", "End runs at once, proven.", kill.main)
 _forward("abort", "End runs by the ladder: order, grace, SIGTERM, kill.", abort.main)
-_forward("estop", "Emergency stop: end all runs, and let none start until it is lifted.", estop.main)
+_forward("estop", "Emergency stop: end all runs, and let none start.", estop.main)
 
 _forward("gate", "Pass a boundary: exit 0 go on, 2 stop; holds while paused. For harnesses.", boundary("gate"))
 _forward("tick", "Mark a finished call: its name and tokens. For harnesses.", boundary("tick"))
 
-app.command("ps", help="List runs.")(ps.ps)
-app.command("inspect", help="Tell all that is known of a run, as JSON.")(inspect.inspect)
-app.command("pause", help="Hold a run at the next boundary of its workers. The clock of --timeout runs on.")(
-    pause.pause
-)
-app.command("resume", help="Let a paused run go on.")(pause.resume)
-app.command("redirect", help="Change part of a fleet's plan by a table.")(redirect.redirect)
-app.command("report", help="Tell where a run stopped, and what is not known of it.")(report.report)
-app.command("top", help="Show the fleet live, with keys that act on it.")(top.top)
-app.command("tree", help="Show the processes of a run, box by box.")(tree.tree)
-app.command("logs", help="Print the output of a detached task.")(logs.logs)
-app.command("wait", help="Wait for a run to end, and exit as it did.")(wait.wait)
-app.command("manifest", help="Print the record of a run, or of all.")(records.manifest)
-app.command("verify", help="Check a run's record for changes.")(records.verify)
-app.command("checkpoint", help="Commit what this worktree of a task holds.")(checkpoint.checkpoint)
-app.command("worktrees", help="List the worktrees of a run.")(worktrees.worktrees)
+app.command("ps", short_help="List runs.")(ps.ps)
+app.command("inspect", short_help="Tell all that is known of a run, as JSON.")(inspect.inspect)
+app.command("pause", short_help="Hold a run at the next boundary of its workers.")(pause.pause)
+app.command("resume", short_help="Let a paused run go on.")(pause.resume)
+app.command("redirect", short_help="Change part of a fleet's plan by a table.")(redirect.redirect)
+app.command("report", short_help="Tell where a run stopped, and what is not known of it.")(report.report)
+app.command("top", short_help="Show the fleet live, with keys that act on it.")(top.top)
+app.command("tree", short_help="Show the processes of a run, box by box.")(tree.tree)
+app.command("logs", short_help="Print the output of a detached task.")(logs.logs)
+app.command("wait", short_help="Wait for a run to end, and exit as it did.")(wait.wait)
+app.command("manifest", short_help="Print the record of a run, or of all.")(records.manifest)
+app.command("verify", short_help="Check a run's record for changes.")(records.verify)
+app.command("checkpoint", short_help="Commit what this worktree of a task holds.")(checkpoint.checkpoint)
+app.command("worktrees", short_help="List the worktrees of a run.")(worktrees.worktrees)
 _forward("reconcile", "Find what is alive and should not be.", reconcile.main)
-app.command("prune", help="Remove what ended runs left behind.")(prune.prune)
-app.command("watch", help="Enforce an emergency stop made by hand, and orders written by hand.")(watch.watch)
-app.command("install-units", help="Write systemd units, or print crontab lines.")(install_units.install_units)
+app.command("prune", short_help="Remove what ended runs left behind.")(prune.prune)
+app.command("watch", short_help="Enforce an emergency stop and orders written by hand.")(watch.watch)
+app.command("install-units", short_help="Write systemd units, or print crontab lines.")(install_units.install_units)
 app.add_typer(hooks.app, name="hooks")
-app.command("drill", help="Try the stop on a throwaway fleet, and print the score.")(drill.drill)
-app.command("doctor", help="Try every backend, and say how to repair what does not work.")(doctor.doctor)
+app.command("drill", short_help="Try the stop on a throwaway fleet, and print the score.")(drill.drill)
+app.command("doctor", short_help="Try every backend, and say how to repair it.")(doctor.doctor)
 
 
 def _version(wanted: bool) -> None:

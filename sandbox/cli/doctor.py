@@ -17,7 +17,10 @@ from sandbox.manifest.home import Home
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False) -> None:
-    """Exit 0 if a run can be started here, 1 if not."""
+    """Try every backend, and say how to repair what does not work.
+
+    Exit 0 if a run can be started here, 1 if not.
+    """
     home = Home.locate()
     backends = [_tried(name, home) for name in NAMES]
     state = home_facts(home)

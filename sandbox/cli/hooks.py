@@ -16,7 +16,7 @@ from sandbox.cli.arguments import output
 from sandbox.errors import AGENTBOX_FAILED, USAGE, AgentboxError, printable
 from sandbox.harness.adapters import ADAPTERS, Adapter, merged, on_command_line, without
 
-app = typer.Typer(help="Show, install or remove the hooks of omp, claude, codex and cursor.", no_args_is_help=True)
+app = typer.Typer(help="Show, install or remove the hooks of a harness.", no_args_is_help=True)
 
 Harness = Annotated[str, typer.Argument(metavar="HARNESS", help="omp, claude, codex or cursor")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

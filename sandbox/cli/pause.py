@@ -28,7 +28,10 @@ def pause(
     wait: Annotated[str, typer.Option(metavar="TIME", help="Wait until all are quiet, at most so long.")] = "0",
     as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
 ) -> None:
-    """Exit 0 if every task is quiet, 1 if not yet. Tells which tasks are quiet, and which worktrees are dirty."""
+    """Hold every worker at its next boundary. Tells which tasks are quiet, and which worktrees are dirty.
+
+    The clock of --timeout runs on. Exit 0 if every task is quiet, 1 if not yet.
+    """
     home = Home.locate()
     run_id, task_id = existing_run(home, run), check_id(task, "task id") if task else None
     seconds = values.duration(wait)

@@ -27,7 +27,14 @@ def redirect(
     term: Annotated[str, typer.Option(metavar="TIME", help="Then before the kill.")] = "10s",
     as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
 ) -> None:
-    """Name every task in flight once as keep, modify (with its delta) or drop (with why). Exit 1: a drop survived."""
+    """Change part of a fleet's plan by a table.
+
+    It names every task in flight once as keep, modify (with its delta) or drop (with why); the main task is not in it.
+
+    A table is {"tasks": [{"task": "w1", "action": "modify", "delta": "use the new API"}, …]}.
+
+    Exit 1: a drop survived.
+    """
     if draft == bool(table):
         raise AgentboxError("give --table FILE or --draft", fix="see `agentbox redirect --help`", code=USAGE)
     home = Home.locate()

@@ -21,7 +21,9 @@ RECEIPT_SECONDS = 2.0
 
 
 def wait(run: Annotated[str, typer.Argument(metavar="RUN", help="An id or a unique prefix.")]) -> None:
-    """Exit with the main command's own status, 128+N for signal N, 137 for a run that was killed.
+    """Wait for a run to end, and exit with the main command's own status, 128+N for signal N.
+
+    137 for a run that was killed, 143 for one that was aborted and left in time.
 
     125 where how it ended is not known (lost).
     """
