@@ -126,5 +126,4 @@ def may_use_docker(home: Home, run_id: str) -> bool:
         run, bad = load(home, run_id)
     except AgentboxError:
         return os.path.exists("/var/run/docker.sock")
-    named = run.backend == "docker" or any(task.backend == "docker" for task in run.tasks.values())
-    return named or (bad > 0 and os.path.exists("/var/run/docker.sock"))
+    return run.may_use("docker") or (bad > 0 and os.path.exists("/var/run/docker.sock"))

@@ -66,7 +66,7 @@ def over_by_record(run: Run) -> str:
 def backends_of(home: Home, run: Run) -> list[Backend]:
     """The backends to ask for a run: those of this kernel always, an engine where the record names it."""
     found = local_backends(home.path)
-    if run.backend == "docker" or any(task.backend == "docker" for task in run.tasks.values()):
+    if run.may_use("docker"):
         found.append(backend("docker", home.path))
     return found
 

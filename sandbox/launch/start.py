@@ -180,7 +180,8 @@ def _undo(
     if not isinstance(error, AgentboxError):
         error = AgentboxError(f"the start failed: {error or type(error).__name__}")
     try:
-        writer.append("task.failed_to_start", task_id=spec.task_id, sync=True, why=error.what, code=error.code or 125)
+        told: dict[str, Any] = {"why": error.what, "code": error.code or 125, "nothing_made": box is None}
+        writer.append("task.failed_to_start", task_id=spec.task_id, sync=True, **told)
     except AgentboxError as unrecorded:
         return AgentboxError(f"{error.what} ({unrecorded.what})", fix=error.fix, code=error.code)
     return error

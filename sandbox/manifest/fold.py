@@ -37,7 +37,8 @@ class Task:
     """One task, as its last start tells it. `state`: intent, started, exited or failed (to start).
 
     `earlier`: starts of the same id that never exited, oldest first; more than none means a task id used
-    twice. Times are as in the records (RFC 3339, UTC). What the record does not tell is None.
+    twice. Times are as in the records (RFC 3339, UTC). What the record does not tell is None. `nothing_made`: it
+    failed before there was a box.
     """
 
     task_id: str
@@ -63,6 +64,7 @@ class Task:
     signal: int | None = None
     outcome: str | None = None
     why: str | None = None
+    nothing_made: bool = False
     leftovers: list[Any] = field(default_factory=list)
     ended_at: str | None = None
     earlier: list[Task] = field(default_factory=list)
@@ -101,6 +103,13 @@ class Run:
     ended: Record | None = None
     records: int = 0
     unknown: int = 0
+
+    def may_use(self, backend: str) -> bool:
+        """Whether there may be a box of this backend: not if all that was to be one failed before it was made."""
+        asked = [task for task in self.tasks.values() if task.backend == backend]
+        if not asked:
+            return self.backend == backend
+        return not all(task.state == "failed" and task.nothing_made and not task.earlier for task in asked)
 
 
 def fold(records: Iterable[Record]) -> Run:
@@ -223,6 +232,7 @@ def _failed(run: Run, record: Record, task_id: str) -> None:
     task = run.tasks.setdefault(task_id, Task(task_id))
     task.state = "failed"
     task.code, task.why, task.ended_at = _number(record, "code"), _text(record, "why"), _text(record, "ts")
+    task.nothing_made = record.get("nothing_made") is True
 
 
 def _next(run: Run, task_id: str) -> Task:

@@ -14,7 +14,7 @@ record, null where the record had to be written without the lock, with the reaso
 |                      | allowance (s, where one was given) |
 | task.exited          | code, signal, outcome (exited, signaled, killed, timeout, oom, stopped),
 |                      | leftovers [...] |
-| task.failed_to_start | why, code |
+| task.failed_to_start | why, code, nothing_made |
 | control.set          | order (RUN, PAUSE, STOP), generation, task_id, reason |
 | stop.rung            | rung, at, processes |
 | stop.receipt         | reason, ordered_at, frozen_at, empty_at, processes [...], survivors [...],

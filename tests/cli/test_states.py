@@ -248,3 +248,13 @@ def test_all_that_lives_is_ended_by_kill_all(bystander: subprocess.Popen[bytes])
     assert sorted(receipt["run_id"] for receipt in receipts) == sorted(runs)
     assert all(receipt["proof"] == "empty" for receipt in receipts)
     assert [row(run)["state"] for run in runs] == ["stopped"] * 3
+
+
+def test_run_that_no_engine_could_make_is_over(home: Path) -> None:
+    """It failed before there was a container, so no engine has to be asked whether one lives."""
+    env = agentbox_env(home, DOCKER_HOST="unix:///nonexistent/docker.sock")
+    agentbox("run", "--run-id", "nobox", "--image", "nosuch", "--", "true", env=env, check=125)
+    (shown,) = json.loads(agentbox("ps", "-a", "--json", env=env, check=0).stdout)
+    assert (shown["run_id"], shown["state"]) == ("nobox", "not started")
+    agentbox("kill", "--all", env=env, check=0)
+    agentbox("kill", "nobox", env=env, check=0)
