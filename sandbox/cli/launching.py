@@ -54,6 +54,13 @@ def add_options(parser: Parser) -> None:
         default="strict",
         help="what to do if a limit can't hold",
     )
+    _add_course_options(parser)
+    _add_container_options(parser)
+
+
+def _add_course_options(parser: Parser) -> None:
+    """How long, where, what is kept, and what is done at the end."""
+    add = parser.add_argument
     add(
         "--timeout",
         action=Value,
@@ -79,7 +86,6 @@ def add_options(parser: Parser) -> None:
     add("--base", metavar="REF", help="where its branch agent/RUN/TASK starts (default: HEAD)")
     add("--on-exit", choices=["kill", "leave"], default="kill", help="what is left when the command ends")
     add("--no-hooks", action="store_true", help="add no hooks to the command line of omp, claude or codex")
-    _add_container_options(parser)
 
 
 def _add_container_options(parser: Parser) -> None:
