@@ -82,12 +82,14 @@ def _data(fd: int, at: int) -> int:
 
 
 def _start(fd: int, lines: int) -> int:
-    """The offset at which the last `lines` lines begin, read from the end."""
+    """The offset at which the last `lines` lines begin, read from the end; a hole is not read over."""
     size = end = os.fstat(fd).st_size
-    first = _data(fd, 0)
+    first, floor = _data(fd, 0), 0
     left = lines + (1 if size and os.pread(fd, 1, size - 1) == b"\n" else 0)
-    while end > first and left > 0:
-        start = max(first, end - BLOCK)
+    while end > floor and left > 0:
+        start = max(floor, end - BLOCK)
+        if (there := _data(fd, start)) > start:
+            start = floor = min(there, end)
         block = os.pread(fd, end - start, start)
         for at in range(len(block) - 1, -1, -1):
             if block[at] == 10:
@@ -95,4 +97,6 @@ def _start(fd: int, lines: int) -> int:
                 if left == 0:
                     return start + at + 1
         end = start
-    return 0 if lines else size
+    if not lines:
+        return size
+    return 0 if floor == first else floor  # from the begin on, what was dropped is told

@@ -119,5 +119,5 @@ def test_hole_of_the_agents_own_ends_no_reader(tmp_path: Path) -> None:
     ("options", "word"), [(("--output-limit", "1m"), "-d"), (("-d", "--output-limit", "1k"), "256k")]
 )
 def test_bounds_that_are_none(options: tuple[str, ...], word: str) -> None:
-    one_line(agentbox("run", "--run-id", new_id(), *options, "--", "true", check=2), word)
+    one_line(agentbox("run", "--run-id", new_id(), *options, "--", "true", check=125), word)
     assert not (Path(os.environ["AGENTBOX_HOME"]) / "runs").exists()
