@@ -14,6 +14,7 @@ from sandbox.errors import USAGE, AgentboxError, ReaderGone
 from sandbox.harness import BY_COMMAND_LINE
 from sandbox.launch.detached import launch_detached
 from sandbox.launch.finish import warn
+from sandbox.launch.output import LIMIT
 from sandbox.launch.run import launch
 from sandbox.launch.signals import Dispositions
 from sandbox.launch.spec import LaunchSpec
@@ -53,6 +54,13 @@ def add_options(parser: Parser) -> None:
         default="strict",
         help="what to do if a limit can't hold",
     )
+    _add_course_options(parser)
+    _add_container_options(parser)
+
+
+def _add_course_options(parser: Parser) -> None:
+    """How long, where, what is kept, and what is done at the end."""
+    add = parser.add_argument
     add(
         "--timeout",
         action=Value,
@@ -67,11 +75,17 @@ def add_options(parser: Parser) -> None:
         metavar="TIME",
         help="between two tool calls, such as 10m: twice that without one is reported as stalled",
     )
+    add(
+        "--output-limit",
+        action=Value,
+        convert=values.bound,
+        metavar="SIZE",
+        help="with -d: how much output is kept, the oldest is dropped (usual: 64m; 0: keep all)",
+    )
     add("--worktree", action="store_true", help="give the task a git worktree of its own, at ../wt-RUN-TASK")
     add("--base", metavar="REF", help="where its branch agent/RUN/TASK starts (default: HEAD)")
     add("--on-exit", choices=["kill", "leave"], default="kill", help="what is left when the command ends")
     add("--no-hooks", action="store_true", help="add no hooks to the command line of omp, claude or codex")
-    _add_container_options(parser)
 
 
 def _add_container_options(parser: Parser) -> None:
@@ -104,6 +118,8 @@ def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         raise AgentboxError("no command given", fix=f"{parser.prog} … -- COMMAND", code=USAGE)
     if given.base is not None and not given.worktree:
         raise AgentboxError("--base is for worktrees", fix="add --worktree", code=USAGE)
+    if given.output_limit is not None and not given.detach:
+        raise AgentboxError("--output-limit is for detached tasks", fix="add -d", code=USAGE)
     if given.image == "":
         raise AgentboxError("--image names no image", fix="give one, or leave --image out", code=USAGE)
     if not given.image and (given_alone := [n for n in CONTAINER_ONLY if getattr(given, n)]):
@@ -137,6 +153,7 @@ def spec_of(given: argparse.Namespace, run_id: str, task_id: str, *, new_run: bo
         worktree=given.worktree,
         base=given.base,
         harness=harness,
+        output_limit=LIMIT if given.output_limit is None else given.output_limit,
     )
 
 

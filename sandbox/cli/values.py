@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from sandbox.errors import USAGE, AgentboxError
+from sandbox.launch.output import SMALLEST
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([bkmgt]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
@@ -33,6 +34,14 @@ def size(text: str) -> int:
     if not 1 <= size < 2**63:
         raise AgentboxError(f"no size: {text!r}", fix="write it like 512m or 2g", code=USAGE)
     return int(size)
+
+
+def bound(text: str) -> int:
+    """A size that holds a log, or 0 for no bound."""
+    found = 0 if text == "0" else size(text)
+    if 0 < found < SMALLEST:
+        raise AgentboxError(f"too small a bound: {text!r}", fix=f"give at least {SMALLEST >> 10}k, or 0", code=USAGE)
+    return found
 
 
 def count(text: str) -> int:

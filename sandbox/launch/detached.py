@@ -52,7 +52,7 @@ def _background(spec: LaunchSpec, home: Home, dispositions: Dispositions, report
         os.dup2(report, 3, inheritable=False)
         close_from(4)
         answer = b""
-        steps: list[Step] = [("start a session", os.setsid), ("open its log", lambda: _to_log(spec, home))]
+        steps: list[Step] = [("start a session", os.setsid)]
         launch(spec, home, dispositions, steps, lambda *_: _say(3, b"0 started"))
     except AgentboxError as error:
         answer = f"{refused_code(error)} {error}".encode("utf-8", "replace")
@@ -62,15 +62,6 @@ def _background(spec: LaunchSpec, home: Home, dispositions: Dispositions, report
         if answer:
             _say(3, answer)
         os._exit(0)
-
-
-def _to_log(spec: LaunchSpec, home: Home) -> None:
-    """In the child: stdout and stderr to the task's log, appended as bytes."""
-    path = home.run_dir(spec.run_id).out(spec.task_id)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
 
 
 def _say(fd: int, text: bytes) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from sandbox.boxes.base import Box
+from sandbox.boxes.base import Box, Proof
 from sandbox.boxes.registry import local_backends
 from sandbox.control import orders
 from sandbox.control.clock import now
@@ -100,7 +100,7 @@ def _end_by_us(started: Started, ended: Ended, target: Target) -> Finished:
     stop = begin(target, why, _by())
     terminate(target.boxes())
     # The child is a zombie until it is reaped, which the kernel counts as empty, so the wait needs no help.
-    wait_empty(target, TERM)
+    _wait_empty(started, target, TERM)
     kill(target, stop)
     last = reap(started.pid, deadline=time.monotonic() + 1.0)
     code = TIMED_OUT if ended.timed_out else 128 + signal.SIGHUP
@@ -112,7 +112,7 @@ def _end_by_us(started: Started, ended: Ended, target: Target) -> Finished:
 def _ended_by_order(started: Started, ended: Ended, target: Target, order: Order) -> Finished:
     """A stop stands: leave it to whoever carries it out, and see that it was."""
     found: list[Member] = []
-    proven = wait_empty(target, ENDING_BY_ITSELF_SECONDS + order.patience) == "empty"
+    proven = _wait_empty(started, target, ENDING_BY_ITSELF_SECONDS + order.patience) == "empty"
     if not proven:
         stop = kill(target, _silent_stop(started))
         found, proven = stop.processes, stop.proof == "empty"
@@ -132,6 +132,17 @@ def _ended_by_itself(started: Started, ended: Ended, target: Target) -> Finished
     stop = begin(target, "the main command ended" if target.task_id is None else "the task's command ended", _by())
     kill(target, stop)
     return Finished(ended, outcome, stop.processes, stop.proof == "empty")
+
+
+def _wait_empty(started: Started, target: Target, seconds: float) -> Proof:
+    """What is left may go on to print: its log stays bounded meanwhile."""
+    deadline = time.monotonic() + seconds
+    while True:
+        pause = started.output.look() if started.output else None
+        left = max(0.0, deadline - time.monotonic())
+        proof = wait_empty(target, left if pause is None else min(left, pause))
+        if proof == "empty" or time.monotonic() >= deadline:
+            return proof
 
 
 def _silent_stop(started: Started) -> Stop:
@@ -157,6 +168,9 @@ def _complete_receipt(started: Started, finished: Finished, order: Order, writer
 def _record(started: Started, finished: Finished, order: Order, writer: Writer) -> None:
     task = started.spec.task_id
     ended = finished.ended
+    if started.output:
+        started.output.look()
+    dropped = started.output.dropped if started.output else 0
     try:
         writer.append(
             "task.exited",
@@ -170,6 +184,7 @@ def _record(started: Started, finished: Finished, order: Order, writer: Writer) 
             leftovers=[m.as_dict() for m in finished.leftovers],
             proven=finished.proven,
             oom_kills=finished.oom_kills,
+            **({"output_dropped": dropped} if dropped else {}),
         )
         if started.spec.new_run:
             writer.append("run.ended", sync=True, code=ended.code, outcome=finished.outcome)

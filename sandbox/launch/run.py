@@ -19,6 +19,7 @@ from sandbox.kernel.spawn import Step
 from sandbox.launch.command import require_command
 from sandbox.launch.environment import environment
 from sandbox.launch.finish import finish, refused_code, report_leftovers
+from sandbox.launch.output import Output
 from sandbox.launch.signals import Dispositions
 from sandbox.launch.spec import LaunchSpec
 from sandbox.launch.start import Started, may_start, start
@@ -50,12 +51,26 @@ def launch(
     run, writer, backend = prepare(spec, home)
     try:
         leave_own_task(spec, home, run, backend)
+        output = _output(spec, run)
+        steps = [*steps, ("write into its log", output.take)] if output else steps
         started = start(spec, home, run, writer, backend, steps, ("signals", dispositions.restore))
     except AgentboxError as error:
         _record_no_start(spec, run, writer, error)
         raise
+    started.output = output
     announce(spec, backend)
     return _wait(started, writer, dispositions, terminal)
+
+
+def _output(spec: LaunchSpec, run: RunDir) -> Output | None:
+    """The log of a detached task; in the foreground the output is the caller's own."""
+    if not spec.detach:
+        return None
+    path = run.out(spec.task_id)
+    try:
+        return Output.open(path, spec.output_limit)
+    except OSError as error:
+        raise AgentboxError(f"{path} cannot be written: {error.strerror}", fix="see `agentbox doctor`") from None
 
 
 def prepare(spec: LaunchSpec, home: Home) -> tuple[RunDir, Writer, Backend]:
@@ -170,7 +185,8 @@ def _record_no_start(spec: LaunchSpec, run: RunDir, writer: Writer, error: Agent
 def _wait(started: Started, writer: Writer, dispositions: Dispositions, terminal: Terminal) -> Ended:
     spec = started.spec
     deadline = time.monotonic() + spec.timeout if spec.timeout else None
-    ended = supervise(started.pid, dispositions=dispositions, deadline=deadline, terminal=terminal)
+    look = started.output.look if started.output else None
+    ended = supervise(started.pid, dispositions=dispositions, deadline=deadline, terminal=terminal, at_intervals=look)
     finished = finish(started, ended, writer)
     terminal.restore(killed=finished.outcome != "exited")
     report_leftovers(finished, spec.on_exit)

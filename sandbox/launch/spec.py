@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sandbox.boxes.base import Limits
+from sandbox.launch.output import LIMIT
 
 if TYPE_CHECKING:
     from sandbox.worktree.create import Plan
@@ -23,7 +24,7 @@ class LaunchSpec:
     `new_run`: make the run, whose main task this is; otherwise the task joins it. `on_exit`: `kill` ends what
     is left when the command has ended, `leave` keeps it. `worktree`: the task gets one of its own, from `base`
     (None: HEAD); `tree` is where, once that is known. `harness`: whose hooks are on the command line. `allowance`:
-    seconds that may pass between two boundaries.
+    seconds that may pass between two boundaries. `output_limit`: bytes kept of a detached task's output, 0 for all.
     """
 
     run_id: str
@@ -45,6 +46,7 @@ class LaunchSpec:
     base: str | None = None
     tree: Plan | None = None
     harness: str | None = None
+    output_limit: int = LIMIT
 
     @property
     def name(self) -> str:

@@ -19,6 +19,7 @@ from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.identity import Identity
 from sandbox.kernel.spawn import Child, ChildFailed, Step
 from sandbox.launch.environment import environment
+from sandbox.launch.output import Output
 from sandbox.launch.spec import LaunchSpec
 from sandbox.manifest.home import Home, RunDir
 from sandbox.manifest.writer import Writer
@@ -28,7 +29,10 @@ UNDO_SECONDS = 10.0
 
 @dataclass
 class Started:
-    """A task that runs. `pid` is the launcher's child; `oom_before` counts the run's OOM kills at the start."""
+    """A task that runs. `pid` is the launcher's child; `oom_before` counts the run's OOM kills at the start.
+
+    `output`: its log, where it is detached.
+    """
 
     spec: LaunchSpec
     home: Home
@@ -37,6 +41,7 @@ class Started:
     box: Box
     pid: int
     oom_before: int
+    output: Output | None = None
 
 
 def may_start(home: Home, run: RunDir, task_id: str | None = None) -> int:

@@ -81,13 +81,15 @@ def supervise(
     deadline: float | None = None,
     on_event: Callable[[Event], None] = _no_event,
     terminal: Terminal | None = None,
+    at_intervals: Callable[[], float | None] | None = None,
 ) -> Ended:
     """Wait for `child_pid` to end, and reap it and no other child. It was forked after `block()`.
 
     deadline: when to give up, in time.monotonic() seconds. terminal: as saved before the fork; saved here if
-    None. All signals stay blocked when this returns. Raises AgentboxError if somebody else reaped the child.
+    None. at_intervals: called again and again; gives the seconds until its next time, None for never. All
+    signals stay blocked when this returns. Raises AgentboxError if somebody else reaped the child.
     """
-    return _Wait(child_pid, dispositions, deadline, on_event, terminal or Terminal.save()).run()
+    return _Wait(child_pid, dispositions, deadline, on_event, terminal or Terminal.save(), at_intervals).run()
 
 
 def reap(child_pid: int, *, deadline: float | None) -> Ended | None:
@@ -139,13 +141,16 @@ class _Wait:
         deadline: float | None,
         on_event: Callable[[Event], None],
         terminal: Terminal,
+        at_intervals: Callable[[], float | None] | None,
     ) -> None:
         self.child = child
         self.hang_up_ignored = int(signal.SIGHUP) in dispositions.ignored
         self.deadline = deadline
         self.on_event = on_event
         self.terminal = terminal
+        self.at_intervals = at_intervals
         self.hang_up_at: float | None = None
+        self.next_at = None if at_intervals is None else time.monotonic()
         self.by_terminal: set[int] = set()
         self.stopped_by = 0  # the signal that holds the child, 0 while it runs, as last reported
         self.new_stop = False  # that stop is still to be looked at
@@ -157,6 +162,7 @@ class _Wait:
             if ended is not None:
                 return ended
             self._look_at_stop()
+            self._do_at_intervals()
             heard = self._hear()
             # SIGCONT first: a stop that a shell has just lifted must not stop the launcher again.
             for info in sorted(heard, key=lambda i: i.si_signo != signal.SIGCONT):
@@ -185,7 +191,7 @@ class _Wait:
 
     def _hear(self) -> list[signal.struct_siginfo]:
         """Wait for signals, at most until the next moment at which there is something to decide."""
-        ends = [t for t in (self.deadline, self.hang_up_at) if t is not None]
+        ends = [t for t in (self.deadline, self.hang_up_at, self.next_at) if t is not None]
         if ends:
             first = signal.sigtimedwait(HEARD, max(0.0, min(ends) - time.monotonic()))
         else:
@@ -195,6 +201,11 @@ class _Wait:
             heard.append(first)
             first = signal.sigtimedwait(HEARD, 0)
         return heard
+
+    def _do_at_intervals(self) -> None:
+        if self.at_intervals is not None and self.next_at is not None and time.monotonic() >= self.next_at:
+            pause = self.at_intervals()
+            self.next_at = None if pause is None else time.monotonic() + pause
 
     def _act(self, info: signal.struct_siginfo) -> None:
         number = info.si_signo

@@ -66,6 +66,7 @@ class Task:
     why: str | None = None
     nothing_made: bool = False
     leftovers: list[Any] = field(default_factory=list)
+    output_dropped: int = 0
     ended_at: str | None = None
     earlier: list[Task] = field(default_factory=list)
 
@@ -226,6 +227,7 @@ def _exited(run: Run, record: Record, task_id: str) -> None:
     task.outcome, task.ended_at = _text(record, "outcome"), _text(record, "ts")
     leftovers = record.get("leftovers")
     task.leftovers = leftovers if isinstance(leftovers, list) else []
+    task.output_dropped = _number(record, "output_dropped") or 0
 
 
 def _failed(run: Run, record: Record, task_id: str) -> None:
