@@ -6,7 +6,7 @@ import os
 
 from tests.hostile.agents.common import child, main_beats, run_dir
 
-HELD = []
+HELD: list[object] = []
 
 
 def hold() -> None:
