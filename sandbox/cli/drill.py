@@ -47,9 +47,9 @@ def drill(
     file = _open(html)
     with _progress() as tell:
         score = hold(home, chosen, workers, table, sabotage or None, keep, tell)
+    output(json.dumps(score.as_dict()) + "\n" if as_json else _told(score))
     if file is not None:
         _write(file, score)
-    output(json.dumps(score.as_dict()) + "\n" if as_json else _told(score))
     raise typer.Exit(PASSED if score.passed else NOT_PASSED)
 
 

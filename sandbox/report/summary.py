@@ -34,9 +34,9 @@ def _what(report: Report) -> str:
 
 def _unstopped(report: Report) -> str:
     if report.outcome == "timeout":
-        return f"ended by its time-out at {moment(report.ended_at)}, {_in_flight(report)}"
+        return f"ended by its time-out at {moment(report.ended_at)}, {_in_flight(report)}{_left(report)}"
     if report.ended_at:
-        return _by_itself(report)
+        return _by_itself(report) + _left(report)
     if report.alive == "alive" or report.state in ("running", "starting", "paused"):
         return f"{report.state}, not stopped; {_in_flight(report)}"
     why = f" ({report.why})" if report.why else ""
@@ -50,6 +50,12 @@ def _by_itself(report: Report) -> str:
     said = how.get(report.outcome or "", "ended by itself")
     code = "not known" if report.code is None else report.code
     return f"{said} at {moment(report.ended_at)} with exit status {code}"
+
+
+def _left(report: Report) -> str:
+    """What the main command's end says nothing of."""
+    known = {"empty": "", "alive": "; something of it is alive now"}
+    return known.get(report.alive, "; whether something of it is alive is not known")
 
 
 def _in_flight(report: Report) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sandbox.boxes.cgroup import CgroupBackend
+from sandbox.cli.drill import drill
 from sandbox.drill.fleet import STEPS
 from sandbox.drill.page import page
 from sandbox.drill.sabotage import SABOTAGE
@@ -225,6 +226,20 @@ def test_bad_input(home: Path, options: tuple[str, ...], said: str) -> None:
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not home.exists()
+
+
+def test_a_page_that_cannot_be_written_costs_no_score(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def held(*_: object) -> Score:
+        return Score("drill-1", "cgroup", 3, None)
+
+    monkeypatch.setenv("AGENTBOX_HOME", str(home))
+    monkeypatch.setattr("sandbox.drill.fleet.drill", held)
+    with pytest.raises(AgentboxError, match="/dev/full cannot be written") as failed:
+        drill(backend="docker", html="/dev/full")
+    assert failed.value.code == 2
+    assert "not every row passes: 3 workers" in capfd.readouterr().out
 
 
 TABLES = [

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from sandbox.report.summary import summary
 from tests.cli.runs import one_line
 from tests.report.conftest import GATE, Deploy, report
+from tests.report.samples import sample
 from tests.support import agentbox, agentbox_argv, agentbox_env, wait_for
 
 ROUNDS = pytest.mark.full("a deployment a place to kill it at")
@@ -161,6 +163,24 @@ def test_what_ends_after_sigterm_is_not_said_to_have_left(deploy: Deploy) -> Non
     found = deploy.report()
     assert found["summary"].startswith("ended after SIGTERM under the stop, in hold; empty at ")
     assert the_task(found)["stopped_by"] == "term" and "term" in {rung["rung"] for rung in found["stops"][0]["rungs"]}
+
+
+@pytest.mark.bed("host")
+def test_who_ends_by_itself_and_leaves_something_is_not_told_as_over(home: Path, bed: str) -> None:
+    line = "sleep 1000 </dev/null >/dev/null 2>&1 & exit 3"
+    left = ("run", "--run-id", "rep-left", "--backend", "cgroup", "--on-exit", "leave", "--", "sh", "-c", line)
+    assert agentbox(*left).returncode == 3
+    said = report("rep-left")["summary"]
+    assert "ended by itself at " in said and said.endswith("; something of it is alive now")
+    agentbox("kill", "rep-left", check=0)
+    assert report("rep-left")["alive"] == "empty"
+
+
+@pytest.mark.parametrize("alive", ["empty", "unknown"])
+def test_an_end_is_told_as_far_as_it_is_known(alive: str) -> None:
+    one = sample(1)
+    one.stops, one.alive = [], alive
+    assert ("whether something of it is alive is not known" in summary(one)) is (alive == "unknown")
 
 
 @pytest.mark.bed("host")
