@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from sandbox.boxes.base import Unavailable
 from sandbox.boxes.registry import local_backends
 from sandbox.errors import NO_SUCH_RUN, AgentboxError, Refused
@@ -53,11 +51,6 @@ def _recorded(home: Home) -> tuple[list[str], AgentboxError | None]:
 def existing_run(home: Home, text: str) -> str:
     """A run that a task can be started in: it needs its record."""
     return select(text, home.runs())
-
-
-def select_runs(home: Home, texts: Iterable[str]) -> list[str]:
-    """Each once, in the order given."""
-    return list(dict.fromkeys(select_run(home, text) for text in texts))
 
 
 def run_backend(home: Home, run_id: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass, field
 
 from sandbox.cli.arguments import Parser, Value, output
-from sandbox.cli.selection import known_runs, select_runs
+from sandbox.cli.selection import known_runs, select_run
 from sandbox.control.request import Act, carry_out, target_of
 from sandbox.control.status import status
 from sandbox.control.stop import Stop, look
@@ -43,31 +44,43 @@ def add_options(parser: Parser) -> None:
 def stop_runs(given: argparse.Namespace, act: Act, patience: float = 0.0) -> int:
     """Stop what was named; prints and returns the exit status."""
     home = Home.locate()
-    unseen: list[str] = []
-    targets = _targets(given, home, unseen)
-    stops = carry_out(home, targets, given.reason or "asked for", act, patience)
+    missed = _Missed()
+    stops = carry_out(home, _targets(given, home, missed), given.reason or "asked for", act, patience)
     say(json.dumps([s.as_receipt() for s in stops]) + "\n" if given.json else "".join(map(told, stops)))
     for stop in stops:
         warn_of(stop)
-    _warn_of_unseen(unseen)
-    codes = [*map(_code, stops), NOT_PROVEN if unseen else PROVEN_EMPTY]
-    return max(codes, key=_gravity)
+    missed.warn()
+    return max([*map(_code, stops), *missed.codes()], key=_GRAVITY.index)
 
 
 def show_runs(given: argparse.Namespace) -> int:
     """List what a stop would end now; 1 where that could not be told. Nothing is changed, and nothing recorded."""
-    unseen: list[str] = []
-    shown = [look(target) for target in _targets(given, Home.locate(), unseen)]
+    missed = _Missed()
+    shown = [look(target) for target in _targets(given, Home.locate(), missed)]
     say(json.dumps([stop.as_receipt() for stop in shown]) + "\n" if given.json else "".join(map(_would_end, shown)))
     for stop in shown:
         warn_of(stop)
-    _warn_of_unseen(unseen)
-    return NOT_PROVEN if unseen or any(stop.proof == "unknown" for stop in shown) else 0
+    missed.warn()
+    untold = [NOT_PROVEN for stop in shown if stop.proof == "unknown"]
+    return max([*untold, *missed.codes()], key=_GRAVITY.index)
 
 
-def _warn_of_unseen(unseen: list[str]) -> None:
-    for why in unseen:
-        warn(f"could not look for runs that have no record: {why}")
+@dataclass
+class _Missed:
+    """What was meant and could not be acted on. `unseen`: why not all runs could be looked for."""
+
+    unseen: list[str] = field(default_factory=list)
+    unnamed: list[AgentboxError] = field(default_factory=list)
+
+    def warn(self) -> None:
+        for why in self.unseen:
+            warn(f"could not look for runs that have no record: {why}")
+        for error in self.unnamed:
+            warn(str(error))
+
+    def codes(self) -> list[int]:
+        told = [error.code if error.code in _GRAVITY else USAGE for error in self.unnamed]
+        return [PROVEN_EMPTY, *(NOT_PROVEN for _ in self.unseen), *told]
 
 
 def _would_end(stop: Stop) -> str:
@@ -76,8 +89,8 @@ def _would_end(stop: Stop) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _targets(given: argparse.Namespace, home: Home, unseen: list[str]) -> list[Target]:
-    runs = _selected(given, home, unseen)
+def _targets(given: argparse.Namespace, home: Home, missed: _Missed) -> list[Target]:
+    runs = _selected(given, home, missed)
     task = check_id(given.task, "task id") if given.task is not None else None
     if task is not None:
         _check_task(home, runs, task)
@@ -94,15 +107,23 @@ def say(text: str) -> None:
         warn(str(error))
 
 
-def _selected(given: argparse.Namespace, home: Home, unseen: list[str]) -> list[str]:
-    """The runs that are meant. `unseen`: filled with why not all that is alive could be looked for."""
+def _selected(given: argparse.Namespace, home: Home, missed: _Missed) -> list[str]:
+    """The runs that are meant. One wrong word among them holds back no stop of the others."""
     if given.all:
         if given.runs or given.task:
             raise AgentboxError("--all takes no RUN and no --task", fix="leave one of them out", code=USAGE)
-        return [run for run in known_runs(home, unseen) if status(home, run).live]
+        return [run for run in known_runs(home, missed.unseen) if status(home, run).live]
     if not given.runs:
         raise AgentboxError("no run given", fix="name one (`agentbox ps` lists them), or --all", code=USAGE)
-    return select_runs(home, given.runs)
+    found: dict[str, None] = {}
+    for text in given.runs:
+        try:
+            found[select_run(home, text)] = None
+        except AgentboxError as error:
+            missed.unnamed.append(error)
+    if not found:
+        raise missed.unnamed[0]
+    return list(found)
 
 
 def _check_task(home: Home, runs: list[str], task: str) -> None:
@@ -121,8 +142,8 @@ def _code(stop: Stop) -> int:
     return PROVEN_EMPTY if stop.recorded else NOT_RECORDED
 
 
-def _gravity(code: int) -> int:
-    return (PROVEN_EMPTY, NOT_RECORDED, NOT_PROVEN).index(code)
+_GRAVITY = (PROVEN_EMPTY, NOT_RECORDED, NO_SUCH_RUN, USAGE, NOT_PROVEN)
+"""Which exit status stands for all, the last of these that occurs."""
 
 
 def warn_of(stop: Stop) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sandbox.boxes.where import own_box
 from sandbox.control import orders
-from sandbox.control.status import Status, load, status
+from sandbox.control.status import Status, load, over_by_record, status
 from sandbox.errors import USAGE, AgentboxError, Refused
 from sandbox.harness.beat import Mark, marks, under_way
 from sandbox.manifest.home import Home
@@ -53,7 +53,19 @@ def release(home: Home, run_id: str, task_id: str | None = None) -> orders.Order
         raise Refused("resume is not for a process inside of a box", fix="ask from outside")
     if why := orders.emergency_stop(home.emergency_stop):
         raise Refused(why, fix="lift it with `agentbox estop --lift` from outside of any box")
+    if task_id is None and (why := _over(home, run_id)):
+        raise Refused(f"run {run_id} {why}, whatever its control file says", fix="start a new run")
     return _order(home, run_id, task_id, "RUN", "resumed")
+
+
+def _over(home: Home, run_id: str) -> str:
+    """Why the run can't go on, by its record; "" where that can't be read, or where the order itself says STOP."""
+    if orders.read_order(home.run_dir(run_id).control).word == "STOP":
+        return ""
+    try:
+        return over_by_record(load(home, run_id)[0])
+    except AgentboxError:
+        return ""
 
 
 def _order(home: Home, run_id: str, task_id: str | None, word: str, reason: str) -> orders.Order:

@@ -220,6 +220,7 @@ class TestRefused:
         for options in ((), ("-d",), ("--backend", "cgroup")):
             done = agentbox("spawn", run, *options, "--", "true", check=75)
             one_line(done, run, "stopped" if by == "kill" else "has ended", "start a new run")
+        one_line(agentbox("resume", run, check=75), run, "start a new run")
         (run_dir(live) / "ctl/control").write_text("RUN 99\n")
         agentbox("spawn", live, "--", "true", check=0)
         agentbox("kill", live, check=0)

@@ -149,6 +149,15 @@ class TestStopOptions:
         done = agentbox("kill", *runs, runs[0], check=0)
         assert [line.split(":")[0] for line in done.stdout.splitlines() if line[0] != " "] == runs
 
+    def test_one_wrong_name_holds_back_no_stop(self, home: Path) -> None:
+        run = start("sleep", "900")
+        done = agentbox("kill", "nosuch", run, check=3)
+        assert done.stderr.count("\n") == 1 and "nosuch" in done.stderr
+        assert done.stdout.startswith(f"{run}: stopped at") and pids_of(run) == []
+        assert agentbox("kill", "nosuch", "-rf/", check=2).stdout == ""
+        dry = agentbox("kill", run, "nosuch", "--dry-run", check=3)
+        assert dry.stdout.startswith(f"{run}: would end 0")
+
     def test_abort_with_times(self, home: Path, tmp_path: Path) -> None:
         run = start("sh", "-c", f"trap '' TERM; touch {tmp_path}/on; while :; do sleep 0.05; done")
         wait_for((tmp_path / "on").exists)
