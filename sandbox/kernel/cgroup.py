@@ -44,7 +44,8 @@ class Cgroup:
     def exists(self) -> bool:
         """Is it there? A directory above that its owner has locked is opened: an agent could hide its box so.
 
-        What lies behind another user's lock can't be a box of ours, and counts as not there.
+        What lies behind another user's lock can't be a box of ours, and counts as not there. Where the kernel can't
+        tell (no memory, say), it counts as there: whoever looks into it then finds out.
         """
         for _ in range(2):
             try:
@@ -52,8 +53,8 @@ class Cgroup:
                 return True
             except PermissionError:
                 _open_way(self.path)
-            except OSError:
-                break
+            except OSError as error:
+                return error.errno not in (*GONE, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
         return False
 
     def contains(self, path: str) -> bool:

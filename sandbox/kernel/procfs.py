@@ -120,14 +120,23 @@ def photograph(pids: Iterable[int], seconds: float) -> list[Member]:
 
 
 def bounded(work: Callable[[], None], seconds: float) -> bool:
-    """Run `work` in a thread for at most `seconds`; False if it was not done by then or could not start."""
-    thread = threading.Thread(target=work, daemon=True)
+    """Run `work` in a thread for at most `seconds`; False if it was not done by then, failed or could not start."""
+    done = []
+
+    def act() -> None:
+        try:
+            work()
+        except Exception:
+            return  # what it has found until then counts; a thread's error would go to stderr
+        done.append(True)
+
+    thread = threading.Thread(target=act, daemon=True)
     try:
         thread.start()
     except RuntimeError:
         return False
     thread.join(seconds)
-    return not thread.is_alive()
+    return bool(done)
 
 
 def environ(pid: int) -> dict[str, str] | None:
