@@ -362,9 +362,16 @@ def _untold(box: SeenBox) -> NotAsked:
 
 
 def _read_unlike(before: dict[str, Recorded], after: dict[str, Recorded]) -> list[NotAsked]:
-    """Records that could be read at one look and not at another: the looks can't confirm each other."""
-    both = ((run_id, before[run_id].unreadable, run.unreadable) for run_id, run in after.items() if run_id in before)
-    return [NotAsked("records", f"run {run_id}: {one or two}") for run_id, one, two in both if bool(one) != bool(two)]
+    """Records and orders that could be read at one look and not at another: the looks can't confirm each other."""
+    both = [(run_id, before[run_id], run) for run_id, run in after.items() if run_id in before]
+    found = [("records", run_id, one.unreadable, two.unreadable) for run_id, one, two in both]
+    found += [("orders", run_id, _distrust(one), _distrust(two)) for run_id, one, two in both]
+    return [NotAsked(what, f"run {run_id}: {a or b}") for what, run_id, a, b in found if bool(a) != bool(b)]
+
+
+def _distrust(run: Recorded) -> str:
+    """Why the run's order can't be trusted, or ""."""
+    return "" if run.order is None or run.order.trusted else run.order.reason
 
 
 def describe(seen: Survey) -> dict[str, Any]:
