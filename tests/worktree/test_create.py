@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -222,17 +223,19 @@ def test_the_lock_is_waited_for_and_told(repo: Path) -> None:
         maker = subprocess.Popen(
             [sys.executable, "-c", MAKER, str(repo), "r1", "main", "HEAD"], env=agentbox_env(), stderr=subprocess.PIPE
         )
-        wait_for(lambda: any("agentbox.lock" in os.readlink(fd) for fd in _fds(maker.pid)), what="it waits")
+        wait_for(lambda: any("agentbox.lock" in file for file in _open_files(maker.pid)), what="it waits")
         assert not wt(repo).exists()
     assert maker.communicate()[1] == b"" and maker.returncode == 0
     assert wt(repo).exists()
 
 
-def _fds(pid: int) -> list[str]:
-    try:
-        return [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
-    except OSError:
-        return []
+def _open_files(pid: int) -> list[str]:
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
 
 
 def test_a_checkout_has_a_deadline(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
