@@ -51,6 +51,13 @@ def group_oom(group: Cgroup, limits: Limits) -> None:
         apply_limits(group, Limits(oom_group=True))
 
 
+def has_group_oom(group: Cgroup) -> bool:
+    try:
+        return group.read("memory.oom.group").strip() == "1"
+    except OSError:
+        return False
+
+
 def usual_pids() -> int | None:
     """How many processes and threads a run may have that was given no limit, so that none can starve the machine."""
     ceiling = task_ceiling()

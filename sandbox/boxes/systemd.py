@@ -15,7 +15,7 @@ from dataclasses import replace
 from sandbox.boxes import systemd_bus as bus
 from sandbox.boxes.base import Box, BoxSpec, Command, Limits, Unavailable, host_name
 from sandbox.boxes.cgroup import READY_SECONDS, CgroupBackend, subdirectories
-from sandbox.boxes.limits import applicable, group_oom, usual_pids
+from sandbox.boxes.limits import applicable, group_oom, has_group_oom, usual_pids
 from sandbox.boxes.ownership import is_ours, mark_home
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
@@ -112,11 +112,17 @@ class SystemdBackend(CgroupBackend):
     def adopt(self, box: Box, pid: int) -> None:
         """Start the box's scope around `pid`: a scope can't be made without a process (systemd.scope(5))."""
         socket, limits = self._available(), self._specs[box.id].limits
+        above = Cgroup(os.path.dirname(box.cgroup or ""))
+        grouped = has_group_oom(above)
         text = f"agentbox task {box.task_id} of run {box.run_id}"
         parent = self._parent(box.run_id).id
         if self._ask(lambda: str(bus.start_scope(socket, box.id, parent, text, pid, limits))) != "True":
             raise AgentboxError(f"unit {box.id} exists already", fix="choose another --task")
-        group_oom(Cgroup(box.cgroup or ""), limits)
+        # The manager has no property for it in a slice, and sets it back when it starts a unit in there.
+        if grouped:
+            group_oom(above, Limits(oom_group=True))
+        if grouped or limits.oom_group:
+            group_oom(Cgroup(box.cgroup or ""), Limits(oom_group=True))
 
     def _ask(self, work: Callable[[], str]) -> str:
         try:

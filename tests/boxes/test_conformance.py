@@ -445,7 +445,9 @@ def test_all_end_together_where_memory_is_short(limited_scene: Scene, of_run: bo
     limits = Limits(memory=64 << 20, oom_group=True)
     box = limited_scene.create(**{"run_limits" if of_run else "limits": limits})
     idle = tmp_path / "idle"
-    child = limited_scene.start(box, ["sh", "-c", f"sleep 900 & echo $! > {idle}; {sys.executable} -c '{EATER}'; wait"])
+    child = limited_scene.start(
+        box, ["sh", "-c", f"sleep 900 & echo $! > {idle}; {sys.executable} -c '{EATER}'; exit 3"]
+    )
     child.release()
     assert ended_by(child) == -signal.SIGKILL
     assert limited_scene.backend.wait_empty(box, deadline()) == "empty"

@@ -149,10 +149,6 @@ class TestOfARunThatIsThere:
         code = 3 if task == "nosuch" else 2
         one_line(agentbox("kill", self.one, f"--task={task}", check=code), "task")
 
-    def test_one_run_of_several_is_unknown(self) -> None:
-        """Nothing is killed unless all that was named is known."""
-        one_line(agentbox("kill", self.one, "nosuch", check=3), "nosuch")
-
     def test_run_id_is_taken(self) -> None:
         one_line(agentbox("run", "--run-id", self.one, "--", "true", check=125), self.one, "taken", "--run-id")
         one_line(agentbox("run", "-d", "--run-id", self.one, "--", "true", check=125), self.one, "taken")

@@ -78,8 +78,12 @@ UNUSABLE = [
     Surrounding("home-for-all-to-write", "mkdir -p -m 777 $D/h", fails=STARTS, words=("{D}/h", "chmod go-w")),
     Surrounding("home-read-only", READ_ONLY, fails=STARTS, words=("{D}/h", "Read-only", "AGENTBOX_HOME")),
     Surrounding("home-below-proc", env={"AGENTBOX_HOME": "/proc/agentbox"}, fails=STARTS, words=("/proc/agentbox",)),
-    Surrounding("cgroupfs-read-only", "mount -o remount,bind,ro $CG", fails=STARTS, words=("{CG}", "remount,rw")),
-    Surrounding("no-cgroup2", "umount -l /sys/fs/cgroup", fails=STARTS, words=("cgroup v2", "mount -t cgroup2")),
+    Surrounding(
+        "cgroupfs-read-only", "mount -o remount,bind,ro $CG", fails=(*STARTS, "kill-all"), words=("{CG}", "remount,rw")
+    ),
+    Surrounding(
+        "no-cgroup2", "umount -l /sys/fs/cgroup", fails=(*STARTS, "kill-all"), words=("cgroup v2", "mount -t cgroup2")
+    ),
 ]
 FINE = [
     Surrounding("empty-environment", 'set -- env -i AGENTBOX_HOME=$D/h PYTHONPATH=$PYTHONPATH "$@"', fails=()),
