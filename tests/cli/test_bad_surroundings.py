@@ -36,6 +36,7 @@ VERBS = {
 UNKNOWN = {"kill": 3, "abort": 3, "inspect": 3, "tree": 3, "logs": 3, "wait": 125, "verify": 3, "spawn": 125}
 ALL = tuple(VERBS)
 STARTS = ("run", "run-d")
+LOOKS = (*STARTS, "kill-all")
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,8 @@ UNUSABLE = [
     Surrounding("home-for-all-to-write", "mkdir -p -m 777 $D/h", fails=STARTS, words=("{D}/h", "chmod go-w")),
     Surrounding("home-read-only", READ_ONLY, fails=STARTS, words=("{D}/h", "Read-only", "AGENTBOX_HOME")),
     Surrounding("home-below-proc", env={"AGENTBOX_HOME": "/proc/agentbox"}, fails=STARTS, words=("/proc/agentbox",)),
-    Surrounding(
-        "cgroupfs-read-only", "mount -o remount,bind,ro $CG", fails=(*STARTS, "kill-all"), words=("{CG}", "remount,rw")
-    ),
-    Surrounding(
-        "no-cgroup2", "umount -l /sys/fs/cgroup", fails=(*STARTS, "kill-all"), words=("cgroup v2", "mount -t cgroup2")
-    ),
+    Surrounding("cgroupfs-read-only", "mount -o remount,bind,ro $CG", fails=LOOKS, words=("{CG}", "remount,rw")),
+    Surrounding("no-cgroup2", "umount -l /sys/fs/cgroup", fails=LOOKS, words=("cgroup v2", "mount -t cgroup2")),
 ]
 FINE = [
     Surrounding("empty-environment", 'set -- env -i AGENTBOX_HOME=$D/h PYTHONPATH=$PYTHONPATH "$@"', fails=()),
