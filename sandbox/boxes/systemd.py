@@ -111,9 +111,10 @@ class SystemdBackend(CgroupBackend):
 
     def adopt(self, box: Box, pid: int) -> None:
         """Start the box's scope around `pid`: a scope can't be made without a process (systemd.scope(5))."""
-        socket, limits = self._available(), self._specs[box.id].limits
+        socket, spec = self._available(), self._specs[box.id]
+        limits = spec.limits
         above = Cgroup(os.path.dirname(box.cgroup or ""))
-        grouped = has_group_oom(above)
+        grouped = bool(spec.run_limits.oom_group) or has_group_oom(above)
         text = f"agentbox task {box.task_id} of run {box.run_id}"
         parent = self._parent(box.run_id).id
         if self._ask(lambda: str(bus.start_scope(socket, box.id, parent, text, pid, limits))) != "True":
