@@ -37,7 +37,7 @@ _ABOUT = re.compile(
 
 # Starts only where a name starts, and never gives back: linear, whatever the text.
 _NAME = r"(?<![\w.-])(?P<name>[\w.-]++)"
-_SEPARATOR = r"(?:(?P<sep>\\*[\]\"']{0,2}[ \t]*(?::=|=>|[=:])[ \t]*)|(?P<gap>(?:[ \t]|\\\r?\n)++))"
+_SEPARATOR = r"(?:(?P<sep>\\*[\]\"']{0,2}[ \t]*(?::=|=>|[=:])[ \t]*)|(?P<gap>(?:[ \t]|\\\r?\n)+))"
 _PAIR = re.compile(_NAME + _SEPARATOR)
 _WORD = re.compile(
     r"\\+[\"'].*?(?:\\+[\"']|$)|(?:\"(?:[^\"\\]|\\.)*(?:\"|$)|'[^']*(?:'|$)|\\.|[^\s&;|<>\"'\\])+", re.DOTALL

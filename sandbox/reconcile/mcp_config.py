@@ -58,9 +58,10 @@ USER_FILES = (
     (".copilot/mcp-config.json", "vscode"),
 )
 # What is not closed goes to the end, and nothing is tried again: a file of nothing but openings takes no longer.
-_STRING = r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)'
-_COMMENT = re.compile(rf"{_STRING}|//[^\n]*|/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z)", re.DOTALL)
-_TRAILING_COMMA = re.compile(rf"{_STRING}|,(?=\s*+[}}\]])", re.DOTALL)
+# No possessive quantifiers: before Python 3.11.5 they match wrongly around alternatives.
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)'
+_COMMENT = re.compile(rf"{_STRING}|//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_TRAILING_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(workspaceFolder|userHome)\}")
 
 
