@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -231,6 +232,8 @@ def drill(
 ) -> Score:  # fmt: skip
     """Hold one drill and give its score; nothing of it is left unless `keep`. Raises AgentboxError if it can't be."""
     _refuse(home, backend, workers, flaw)
+    with suppress(OSError):
+        tempfile.gettempdir()  # it finds out with a file, once: a signal in the middle of that would leave it behind
     ground = Ground(home, backend)
     score = Score(ground.run_id, backend, workers, flaw)
     one = Drill(ground, table, workers, flaw or "none", tell, score)

@@ -12,11 +12,13 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Once:
     """While entered, the first of ENDS raises (KeyboardInterrupt, or SystemExit with 128+N); later ones do nothing.
 
-    After `hush` none raises. What was ignored before stays ignored.
+    After `hush` none raises. What was ignored before stays ignored. Once one has raised, later ones do nothing for
+    good: the process is on its way out, with the first one's exit status.
     """
 
     def __init__(self) -> None:
         self._quiet = False
+        self._raised = False
         self._before: list[tuple[int, Any]] = []
 
     def __enter__(self) -> Once:
@@ -30,7 +32,7 @@ class Once:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, before in self._before:
+        for number, before in () if self._raised else self._before:
             signal.signal(number, before)
 
     def hush(self) -> None:
@@ -39,7 +41,7 @@ class Once:
     def _raise(self, number: int, _: FrameType | None) -> None:
         if self._quiet:
             return
-        self._quiet = True
+        self._quiet = self._raised = True
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)

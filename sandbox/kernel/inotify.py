@@ -69,9 +69,6 @@ class Inotify:
         if self._numbers.get(path) == number:
             del self._numbers[path]
 
-    def watched(self) -> set[str]:
-        return set(self._numbers)
-
     def read(self) -> list[Event]:
         """The events that are there, without waiting."""
         found: list[Event] = []

@@ -100,12 +100,6 @@ def start(
     return Started(spec, home, run, backend, box, child.pid, oom_before)
 
 
-def _end_if_stopped(run: RunDir, backend: Backend, box: Box) -> None:
-    """An engine starts its box only now: a stop that looked before must not have missed it."""
-    if orders.read_order(run.control).word == "STOP":
-        backend.kill(box, time.monotonic() + UNDO_SECONDS)
-
-
 def _release(child: Child, name: str) -> None:
     """A command that is there and yet not found has no interpreter: the one after `#!`, or its loader (execve(2))."""
     try:

@@ -92,7 +92,7 @@ def prepared(line: str, work: Path, home: Path) -> str:
             start(run, work, home)
     line = line.replace("-- …", "-- sleep 900").replace(" …", "").replace("RUN", "some")
     line = line.replace("/var/lib/node_exporter/", f"{work.parent}/")
-    return f"timeout --signal=INT 5 {line}; [ $? = 0 ] || exit 124" if " -f " in line else line
+    return f"timeout --signal=INT 5 {line}" if " -f " in line else line  # timeout(1) gives 124
 
 
 def start(run: str, work: Path, home: Path) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from sandbox.boxes.cgroup import CgroupBackend
-from sandbox.cli.drill import drill
 from sandbox.drill.fleet import STEPS
 from sandbox.drill.page import page
 from sandbox.drill.sabotage import SABOTAGE
@@ -84,6 +83,7 @@ def drills(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Held]
     bystander = subprocess.Popen(["sleep", "900"], start_new_session=True)
     wanted = {
         "none": (),
+        "no page": ("--html", "/dev/full"),
         "kept": ("--keep", "--html", str(folder / "page.html")),
         **{name: ("--sabotage", name) for name in SABOTAGE},
     }
@@ -228,18 +228,11 @@ def test_bad_input(home: Path, options: tuple[str, ...], said: str) -> None:
     assert not home.exists()
 
 
-def test_a_page_that_cannot_be_written_costs_no_score(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def held(*_: object) -> Score:
-        return Score("drill-1", "cgroup", 3, None)
-
-    monkeypatch.setenv("AGENTBOX_HOME", str(home))
-    monkeypatch.setattr("sandbox.drill.fleet.drill", held)
-    with pytest.raises(AgentboxError, match="/dev/full cannot be written") as failed:
-        drill(backend="docker", html="/dev/full")
-    assert failed.value.code == 2
-    assert "not every row passes: 3 workers" in capfd.readouterr().out
+def test_a_page_that_cannot_be_written_costs_no_score(drills: dict[str, Held]) -> None:
+    one = drills["no page"]
+    assert one.code == 2 and one.not_passed == {}
+    assert "/dev/full cannot be written" in one.err.splitlines()[-1]
+    assert one.left() == []
 
 
 TABLES = [
