@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 # `run` and `spawn` (the same numbers as docker and env use, and 75 = EX_TEMPFAIL of sysexits.h)
 AGENTBOX_FAILED = 125
 NOT_EXECUTABLE = 126
@@ -25,6 +27,15 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """The same with each run of white space as one space."""
     return printable(" ".join(text.split()))
+
+
+def warn(text: str) -> None:
+    """One line on stderr, if there is one that takes it."""
+    try:
+        sys.stderr.write(f"agentbox: {one_line(text)}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass
 
 
 class AgentboxError(Exception):

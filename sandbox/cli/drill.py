@@ -12,8 +12,7 @@ import typer
 
 from sandbox.cli.arguments import output
 from sandbox.cli.table import table as columns
-from sandbox.errors import USAGE, AgentboxError, printable
-from sandbox.launch.finish import warn
+from sandbox.errors import USAGE, AgentboxError, printable, warn
 from sandbox.manifest.home import Home
 
 if TYPE_CHECKING:

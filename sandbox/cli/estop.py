@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from sandbox.cli.arguments import Parser, Value, output
 from sandbox.cli.stopping import say, told, warn_of
 from sandbox.control import emergency_file
-from sandbox.errors import NOT_PROVEN, USAGE, AgentboxError
-from sandbox.launch.finish import warn
+from sandbox.errors import NOT_PROVEN, USAGE, AgentboxError, warn
 from sandbox.manifest.home import Home
 from sandbox.manifest.redact import redact_text
 

@@ -10,10 +10,9 @@ from typing import Any
 from sandbox.boxes.base import Backend, Limits
 from sandbox.cli import values
 from sandbox.cli.arguments import Parser, Value, output, split_command
-from sandbox.errors import USAGE, AgentboxError, ReaderGone
+from sandbox.errors import USAGE, AgentboxError, ReaderGone, warn
 from sandbox.harness import BY_COMMAND_LINE
 from sandbox.launch.detached import launch_detached
-from sandbox.launch.finish import warn
 from sandbox.launch.output import LIMIT
 from sandbox.launch.run import launch
 from sandbox.launch.signals import Dispositions

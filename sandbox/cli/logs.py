@@ -12,8 +12,7 @@ import typer
 from sandbox.cli.arguments import output
 from sandbox.cli.selection import existing_run
 from sandbox.control.status import load, status
-from sandbox.errors import AgentboxError
-from sandbox.launch.finish import warn
+from sandbox.errors import AgentboxError, warn
 from sandbox.manifest.home import Home
 from sandbox.manifest.ids import check_id
 from sandbox.manifest.lines import open_regular

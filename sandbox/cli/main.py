@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
@@ -62,19 +63,9 @@ def _reopen_streams() -> None:
 
 def _dispatch(verb: str, argv: list[str], dispositions: Dispositions) -> int:
     if verb in LAUNCHING:
-        from sandbox.cli import run, spawn
-
-        launching = run.main if verb == "run" else spawn.main
-        return launching(argv[1:], dispositions)
-    if verb in STOPPING:
-        from sandbox.cli import abort, estop, kill
-
-        stopping = {"kill": kill.main, "abort": abort.main, "estop": estop.main}[verb]
-        return stopping(argv[1:])
-    if verb == "reconcile":
-        from sandbox.cli import reconcile
-
-        return reconcile.main(argv[1:])
+        return int(importlib.import_module(f"sandbox.cli.{verb}").main(argv[1:], dispositions))
+    if verb in (*STOPPING, "reconcile"):
+        return int(importlib.import_module(f"sandbox.cli.{verb}").main(argv[1:]))
     if verb in BOUNDARY and not {"-h", "--help"} & set(argv):
         from sandbox.harness import gate
 

@@ -21,9 +21,9 @@ from sandbox.errors import (
     AgentboxError,
     ReaderGone,
     printable,
+    warn,
 )
 from sandbox.kernel.procfs import Member
-from sandbox.launch.finish import warn
 from sandbox.manifest.home import Home
 from sandbox.manifest.ids import check_id
 from sandbox.manifest.redact import command_line, redact_text

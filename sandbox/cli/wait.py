@@ -10,8 +10,7 @@ import typer
 
 from sandbox.cli.selection import select_run
 from sandbox.control.status import Status, launcher_identity, status
-from sandbox.errors import AGENTBOX_FAILED
-from sandbox.launch.finish import warn
+from sandbox.errors import AGENTBOX_FAILED, warn
 from sandbox.manifest.home import Home
 
 KILLED = 137

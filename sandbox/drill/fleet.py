@@ -19,8 +19,7 @@ from sandbox.drill.sabotage import SABOTAGE
 from sandbox.drill.score import Measured, Score, rows
 from sandbox.drill.signals import Once
 from sandbox.drill.table import Table
-from sandbox.errors import USAGE, AgentboxError, Refused
-from sandbox.launch.finish import warn
+from sandbox.errors import USAGE, AgentboxError, Refused, warn
 from sandbox.manifest.home import Home
 from sandbox.reconcile.doorways import moment
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass, field
 
@@ -16,7 +15,7 @@ from sandbox.control.ladder import TERM, terminate, wait_empty
 from sandbox.control.orders import Order
 from sandbox.control.stop import Stop, begin, kill
 from sandbox.control.targets import Target
-from sandbox.errors import AGENTBOX_FAILED, REFUSED, TIMED_OUT, AgentboxError, one_line
+from sandbox.errors import AGENTBOX_FAILED, REFUSED, TIMED_OUT, AgentboxError, warn
 from sandbox.kernel.procfs import Member
 from sandbox.launch.start import Started, oom_kills_since
 from sandbox.launch.supervise import Ended, reap
@@ -211,15 +210,6 @@ def report_leftovers(finished: Finished, on_exit: str) -> None:
 
 def refused_code(error: AgentboxError) -> int:
     return error.code if error.code in (REFUSED, 126, 127) and error.code else AGENTBOX_FAILED
-
-
-def warn(text: str) -> None:
-    """One line on stderr, if there is one that takes it."""
-    try:
-        sys.stderr.write(f"agentbox: {one_line(text)}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        pass
 
 
 def _by() -> str:

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sandbox.control.status import status
-from sandbox.errors import AgentboxError, Refused
+from sandbox.errors import AgentboxError, Refused, warn
 from sandbox.kernel.spawn import Step
 from sandbox.launch.command import require_command
-from sandbox.launch.finish import warn
 from sandbox.launch.signals import urgent
 from sandbox.launch.spec import LaunchSpec
 from sandbox.manifest.home import Home
