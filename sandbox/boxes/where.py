@@ -42,7 +42,7 @@ def is_parent(path: str) -> bool:
     return below is not None and below.parents[-1] == path
 
 
-def inside(parent: str) -> bool:
-    """Does this process live below the cgroup directory `parent`?"""
-    own = cgroup_of(mount=cgroup2_mount())
+def inside(parent: str, own: str | None = None) -> bool:
+    """Does this process, whose cgroup directory is `own`, live below the cgroup directory `parent`?"""
+    own = own or cgroup_of()
     return own is not None and (own + "/").startswith(parent.rstrip("/") + "/")

@@ -16,6 +16,7 @@ from sandbox.boxes.where import inside
 from sandbox.control import orders
 from sandbox.control.clock import now
 from sandbox.control.targets import Target
+from sandbox.kernel.mounts import cgroup_of
 from sandbox.kernel.procfs import Member, wchan
 from sandbox.manifest.redact import described
 
@@ -146,9 +147,10 @@ def freeze_as_found(target: Target) -> Found:
     Not for a box with the caller in it, who would be frozen, nor for one whose engine would have to be waited for.
     """
     found = []
+    own = cgroup_of()
     for backend, box in target.each():
         found.append((backend, box))
-        if box.cgroup and not inside(box.cgroup):
+        if box.cgroup and not inside(box.cgroup, own):
             backend.freeze(box, deadline=0.0)
     return found
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from sandbox.kernel.files import read_all
 from sandbox.kernel.mounts import cgroup2_mount, directory
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ class Cgroup:
 
     def read(self, name: str) -> str:
         """A file's text. Raises OSError; ENOENT and ENODEV mean that the cgroup is gone."""
-        return self._open_and(name, os.O_RDONLY, _read_all).decode("utf-8", "surrogateescape")
+        return self._open_and(name, os.O_RDONLY, read_all).decode("utf-8", "surrogateescape")
 
     def write(self, name: str, text: str) -> None:
         """One write(2) to a file. Raises OSError."""
@@ -262,10 +263,3 @@ def _subdirectories(path: str) -> list[str]:
         except OSError:
             break
     return []
-
-
-def _read_all(fd: int) -> bytes:
-    parts = []
-    while part := os.read(fd, 1 << 16):
-        parts.append(part)
-    return b"".join(parts)

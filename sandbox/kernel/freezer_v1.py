@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from sandbox.kernel.files import read_bytes
+
 
 def release(pids: Iterable[int]) -> None:
     """Move those of `pids` that sit in a v1 freezer group to its top. Raises nothing."""
@@ -24,8 +26,7 @@ def release(pids: Iterable[int]) -> None:
 
 def _in_freezer_group(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/cgroup", "rb") as file:
-            lines = file.read().split(b"\n")
+        lines = read_bytes(f"/proc/{pid}/cgroup").split(b"\n")
     except OSError:
         return False
     rows = (line.split(b":", 2) for line in lines)
@@ -34,8 +35,7 @@ def _in_freezer_group(pid: int) -> bool:
 
 def _freezer_mount() -> str | None:
     try:
-        with open("/proc/self/mountinfo", "rb") as file:
-            lines = file.read().split(b"\n")
+        lines = read_bytes("/proc/self/mountinfo").split(b"\n")
     except OSError:
         return None
     for line in lines:

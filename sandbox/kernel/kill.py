@@ -12,6 +12,7 @@ import signal
 import time
 
 from sandbox.kernel.cgroup import Cgroup
+from sandbox.kernel.files import read_bytes
 from sandbox.kernel.freezer_v1 import release as release_v1
 
 FIRST_LOOK = 0.25
@@ -105,8 +106,7 @@ def _signal_by_number(group: Cgroup, pid: int, number: int) -> bool:
 def _is_member(group: Cgroup, pid: int) -> bool:
     """Is `pid` in the subtree now? Asked of the process itself; where it can't say, the fresh list counts."""
     try:
-        with open(f"/proc/{pid}/cgroup", "rb") as file:
-            lines = file.read().split(b"\n")
+        lines = read_bytes(f"/proc/{pid}/cgroup").split(b"\n")
     except OSError:
         return pid in group.pids()
     path = next((os.fsdecode(line[3:]) for line in lines if line.startswith(b"0::")), None)

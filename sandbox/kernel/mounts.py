@@ -9,6 +9,8 @@ import os
 import re
 from dataclasses import dataclass
 
+from sandbox.kernel.files import read_bytes
+
 _OCTAL = re.compile(rb"\\([0-3][0-7]{2})")
 
 
@@ -53,8 +55,7 @@ def cgroup2_mount() -> Mount | None:
     if _kept and os.path.exists(f"{_kept.point}/cgroup.procs"):
         return _kept
     try:
-        with open("/proc/self/mountinfo", "rb") as file:
-            mounts = parse_mountinfo(file.read())
+        mounts = parse_mountinfo(read_bytes("/proc/self/mountinfo"))
     except OSError:
         return None
     seen = [m for m in mounts if os.path.exists(os.path.join(m.point, "cgroup.procs"))]
@@ -78,8 +79,7 @@ def cgroup_of(pid: int | None = None, mount: Mount | None = None) -> str | None:
     """
     mount = mount or cgroup2_mount()
     try:
-        with open(f"/proc/{'self' if pid is None else pid}/cgroup", "rb") as file:
-            path = parse_proc_cgroup(file.read())
+        path = parse_proc_cgroup(read_bytes(f"/proc/{'self' if pid is None else pid}/cgroup"))
     except OSError:
         return None
     if mount is None or path is None or path.startswith("/.."):
@@ -99,8 +99,7 @@ def filesystem_of(path: str) -> str | None:
     """The type of the file system that holds `path` (`ext4`, `nfs4`, `fuse.sshfs`), or None."""
     try:
         device = os.stat(path).st_dev
-        with open("/proc/self/mountinfo", "rb") as file:
-            lines = file.read().split(b"\n")
+        lines = read_bytes("/proc/self/mountinfo").split(b"\n")
     except OSError:
         return None
     wanted = f"{os.major(device)}:{os.minor(device)}".encode()

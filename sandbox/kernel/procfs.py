@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from sandbox.kernel.files import read_bytes
+
 ARGV_BYTES = 4096
 """What is kept of a command line in a photograph; the rest is cut and marked."""
 
@@ -225,16 +227,3 @@ def _uid(pid: int) -> int | None:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return None
-
-
-def read_bytes(path: str, size: int) -> bytes:
-    """At most `size` bytes of a file. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = []
-        while size > 0 and (part := os.read(fd, size)):
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
-    finally:
-        os.close(fd)

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from sandbox.kernel.cgroup import Cgroup
-from sandbox.kernel.procfs import Stat, all_pids, parse_stat, read_bytes
+from sandbox.kernel.files import read_bytes
+from sandbox.kernel.procfs import Stat, all_pids, parse_stat
 
 MARK = b"AGENTBOX_CONTROL="
 ENVIRON_BYTES = 1 << 20
@@ -90,8 +91,7 @@ def hidden_processes(mount: str) -> int:
 def proc_hides() -> bool:
     """Is /proc mounted so that it does not show other users' processes?"""
     try:
-        with open("/proc/self/mountinfo", "rb") as file:
-            lines = file.read().split(b"\n")
+        lines = read_bytes("/proc/self/mountinfo").split(b"\n")
     except OSError:
         return False
     mounts = [line for line in lines if b" /proc " in line and b" - proc " in line]

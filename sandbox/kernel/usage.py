@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sandbox.kernel.files import read_bytes
+
 
 def memory_of(pid: int, start_ticks: int | None) -> int | None:
     """Resident memory in bytes, or None if it can't be told or `pid` is somebody else by now."""
@@ -34,7 +36,6 @@ def cpu_of(pid: int, start_ticks: int | None) -> float | None:
 def task_ceiling() -> int | None:
     """How many processes and threads the kernel can hold at a time (proc_sys_kernel(5)); None = could not tell."""
     try:
-        with open("/proc/sys/kernel/pid_max", "rb") as pids, open("/proc/sys/kernel/threads-max", "rb") as threads:
-            return min(int(pids.read()), int(threads.read()))
+        return min(int(read_bytes(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max"))
     except (OSError, ValueError):
         return None

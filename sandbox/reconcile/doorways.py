@@ -21,8 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from sandbox.kernel.files import read_bytes
 from sandbox.kernel.mounts import cgroup_of
-from sandbox.kernel.procfs import Member, Stat, read_bytes, started_at
+from sandbox.kernel.procfs import Member, Stat, started_at
 from sandbox.kernel.scan import Table, cmdline, folder_of
 from sandbox.manifest.home import Home
 from sandbox.reconcile.containers import Stranger
