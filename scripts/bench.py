@@ -182,6 +182,7 @@ def freezing(count: int, rounds: int) -> None:
 
     def ours(group: Cgroup, run_id: str) -> float:
         target = target_of(home, run_id)
+        target.locate()
         stop = begin(target, "bench", "bench")
         start = time.perf_counter()
         for backend, box in freeze_as_found(target):

@@ -40,7 +40,10 @@ def carry_out(home: Home, targets: list[Target], reason: str, act: Act, patience
     the caller's.
     """
     by = f"uid {os.getuid()} pid {os.getpid()}"
-    stops = [(target, begin(target, reason, by, patience)) for target in targets]
+    stops = []
+    for target in targets:
+        target.locate()
+        stops.append((target, begin(target, reason, by, patience)))
     own = [pair for pair in stops if _holds_us(pair[0])]
     for group in ([pair for pair in stops if pair not in own], own):
         for target, stop in group:

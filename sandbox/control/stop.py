@@ -142,16 +142,25 @@ def look(target: Target) -> Stop:
 
 
 def freeze_as_found(target: Target) -> Found:
-    """Look for the boxes, and ask for each one's freeze at once: the kernel works on it while the next is found.
+    """Ask for the freeze of what was known before the order, then look afresh and freeze what else is found.
 
-    Not for a box with the caller in it, who would be frozen, nor for one whose engine would have to be waited for.
+    At once, one by one: the kernel works on one while the next is found. Not for a box with the caller in it, who
+    would be frozen, nor for one whose engine would have to be waited for.
     """
-    found = []
     own = cgroup_of()
+    asked: set[str] = set()
+
+    def freeze(backend: Backend, box: Box) -> None:
+        if box.cgroup and box.cgroup not in asked and not inside(box.cgroup, own):
+            asked.add(box.cgroup)
+            backend.freeze(box, deadline=0.0)
+
+    for backend, box in target.located():
+        freeze(backend, box)
+    found = []
     for backend, box in target.each():
         found.append((backend, box))
-        if box.cgroup and not inside(box.cgroup, own):
-            backend.freeze(box, deadline=0.0)
+        freeze(backend, box)
     return found
 
 

@@ -30,6 +30,19 @@ class Target:
     record_before_own_end: Callable[[Stop], None] = lambda stop: None
 
     _looked: bool = False
+    _located: list[tuple[Backend, Box]] = field(default_factory=list)
+
+    def locate(self) -> None:
+        """Look before the order is written: then nothing stands between it and the freeze of what is there.
+
+        Not for a target with a backend that may have to be waited for: nothing holds up an order.
+        """
+        self._located = list(self._found())
+
+    def located(self) -> list[tuple[Backend, Box]]:
+        """What `locate` found, the first time that it is asked for: a later look is the better one."""
+        located, self._located = self._located, []
+        return located
 
     def boxes(self) -> list[tuple[Backend, Box]]:
         """The boxes that exist now, looked for afresh: what a start added since is among them."""
@@ -37,11 +50,14 @@ class Target:
 
     def each(self) -> Iterator[tuple[Backend, Box]]:
         """The same, one by one as they are found."""
-        seen: set[tuple[str, str]] = set()
-        self.unreachable = []
         if self._looked and self.more:
             self.backends, self.more = [*self.backends, *self.more()], None
         self._looked = True
+        yield from self._found()
+
+    def _found(self) -> Iterator[tuple[Backend, Box]]:
+        seen: set[tuple[str, str]] = set()
+        self.unreachable = []
         for backend in self.backends:
             try:
                 boxes = self._of(backend)

@@ -30,6 +30,9 @@ BEDS: dict[str, Bed] = {
     bed.name: bed for bed in (Host("dockerd"), Nspawn("nspawn"), Nspawn("nspawn-user", user="dev"), VmBed("vm"))
 }
 INSIDE_HOST = (HOST, "dockerd")  # these run in the host's own pytest
+LANES = (("nspawn", "nspawn-user"), ("vm",))
+"""The beds of a lane run one after the other, the lanes side by side and beside the host's tests."""
+ENDED_EARLY = "it ended before its tests were through"
 SILENCE = 1000.0  # seconds without a report after which a bed counts as hung: a boot or the longest test
 
 _MARKERS = (
@@ -125,7 +128,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 
 class Replayer:
-    """On the host: runs each bed once, when its first item comes up, and replays its reports."""
+    """On the host: runs each bed once, beside the host's own tests, and replays its reports when its items come up."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -139,6 +142,7 @@ class Replayer:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        self._start_due()
         name = item.stash[bed_key]
         if name in INSIDE_HOST:
             return None
@@ -161,10 +165,20 @@ class Replayer:
         for run in self.runs.values():
             run.stop()
 
+    def _start_due(self) -> None:
+        """Start the beds whose turn it is: between two tests, and from the main thread, with which a bed ends."""
+        for lane in LANES:
+            for name in lane:
+                if name in self.items and name not in self.runs:
+                    job = Job(name, self.items[name], self._options(), {"CI": "true"} if CI else {})
+                    self.runs[name] = BedRun(BEDS[name], job)
+                if name in self.runs and self.runs[name].under_way():
+                    break
+
     def _reports(self, item: pytest.Item, name: str) -> list[pytest.TestReport]:
-        if name not in self.runs:
-            job = Job(name, self.items[name], self._options(), {"CI": "true"} if CI else {})
-            self.runs[name] = BedRun(BEDS[name], job)
+        while name not in self.runs:  # the bed before it in its lane is under way
+            time.sleep(0.05)
+            self._start_due()
         run = self.runs[name]
         if run.missing:
             return [_report(item, "failed" if CI else "skipped", f"bed {name}: {run.missing}")]
@@ -207,6 +221,19 @@ class BedRun:
             except Exception as error:
                 self.failed = f"could not be started: {error}"
 
+    def under_way(self) -> bool:
+        """Whether it has still tests to run; it is stopped when it has none."""
+        if self.running is None:
+            return False
+        alive = self.running.alive()  # asked first: what it wrote before its end is read
+        self._read()
+        if alive and not self.ended:
+            return True
+        if not self.ended:
+            self.failed = ENDED_EARLY
+        self._let_end()
+        return False
+
     def of(self, nodeid: str) -> tuple[list[dict[str, Any]], str]:
         """The serialized reports of one item and "", or what came of them and what went wrong."""
         last = time.monotonic()
@@ -215,7 +242,7 @@ class BedRun:
             if self._read():
                 last = time.monotonic()
             elif not alive:
-                self.failed = "it ended before its tests were through"
+                self.failed = ENDED_EARLY
             elif time.monotonic() - last > SILENCE:
                 self.failed = f"no report for {SILENCE:g} s"
             else:
