@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.beds import root, space
@@ -30,12 +31,17 @@ class Nspawn:
 
     def start(self, job: Job) -> Container:
         """Boot a fresh copy of the root and begin the job."""
+        return self.boot(job.write)
+
+    def boot(self, fill: Callable[[Path], None]) -> Container:
+        """Boot a fresh copy of the root; `fill` is given the job's folder, whose script `run` is what it does."""
         sweep()
         folder = scratch(self.name)
         try:
             root.run(["cp", "-a", "--reflink=auto", str(root.root()), str(folder / "root")])
             copy_tree(folder / "tree")
-            job.write(folder / "job")
+            (folder / "job").mkdir()
+            fill(folder / "job")
             (folder / "job").chmod(0o777)
             if self.user:
                 (folder / "job" / "user").write_text(self.user)

@@ -37,18 +37,9 @@ TYPER = [sys.executable, "-c", "import typer"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--growth", action="store_true", help="how the stop grows, and other launchers beside ours")
     given = parser.parse_args()
     rounds = given.rounds
-    if os.geteuid() != 0 or cgroup2_mount() is None:
-        sys.exit("bench: needs root and a cgroup v2 mount")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(AGENTBOX_HOME=folder, PYTHONPATH=str(TREE))
-        print(f"{'what':58} {'budget':>8} {'median':>8} {'min':>8} {'max':>8}")
-        if given.growth:
-            growth(max(3, rounds // 5))
-            beside(rounds)
-            return
+    with own_home():
         whole_processes(rounds)
         gates(rounds * 4)
         memory()
@@ -57,43 +48,19 @@ def main() -> None:
             killing(count, max(5, rounds // 3))
 
 
-def growth(rounds: int) -> None:
-    """The kill phase and the freeze by number of processes, and `kill --all` by number of runs."""
-    for count in (10, 100, 1000, 5000):
-        freezing(count, rounds)
-        killing(count, rounds)
-    for runs in (1, 16, 64):
-
-        def kill_all(runs: int = runs) -> float:
-            with contextlib.ExitStack() as fleets:
-                for _ in range(runs):
-                    fleets.enter_context(fleet(5))
-                return timed([*AGENTBOX, "kill", "--all"])
-
-        values = paired(kill_all, lambda: timed(TYPER), rounds)
-        row(f"kill --all, {runs} runs of 5 processes / python -c 'import typer'", "", values)
-
-
-def beside(rounds: int) -> None:
-    """What people would use instead, to run `true`, held against our own `run -- true`: above 1 is slower than ours."""
-    ours = [*AGENTBOX, "run", "--", "true"]
-    bind = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--die-with-parent"]
-    others = {
-        "bwrap": ["bwrap", *bind, "true"],
-        "unshare": ["unshare", "--pid", "--fork", "--kill-child", "true"],
-        "systemd-run": ["systemd-run", "--scope", "--quiet", "true"],
-        "docker": ["docker", "run", "--rm", os.environ.get("IMAGE", "agentbox/base"), "true"],
-    }
-    for name, argv in others.items():
-        if subprocess.run(argv, check=False, capture_output=True).returncode:
-            print(f"{name + ' / agentbox run':58} {'':>8} does not run here")
-        else:
-            row(f"{name} / agentbox run", "", paired(lambda argv=argv: timed(argv), lambda: timed(ours), rounds))  # type: ignore[misc]
+@contextlib.contextmanager
+def own_home() -> Iterator[None]:
+    """A state directory of the bench's own, and the head of its table."""
+    if os.geteuid() != 0 or cgroup2_mount() is None:
+        sys.exit("bench: needs root and a cgroup v2 mount")
+    with tempfile.TemporaryDirectory() as folder, environment({"AGENTBOX_HOME": folder, "PYTHONPATH": str(TREE)}):
+        print(f"{'what':70} {'budget':>8} {'median':>8} {'min':>8} {'max':>8}")
+        yield
 
 
 def row(what: str, budget: str, values: list[float], unit: str = "") -> None:
     shown = [f"{v:.2f}{unit}" for v in (statistics.median(values), min(values), max(values))]
-    print(f"{what:58} {budget:>8} {shown[0]:>8} {shown[1]:>8} {shown[2]:>8}", flush=True)
+    print(f"{what:70} {budget:>8} {shown[0]:>8} {shown[1]:>8} {shown[2]:>8}", flush=True)
 
 
 def timed(argv: list[str]) -> float:
