@@ -18,7 +18,8 @@ from pathlib import Path
 from bench_launch import AGENTBOX, own_home, paired, row, timed, wait_for
 
 from tests.beds.base import INSIDE
-from tests.beds.dockerd import IMAGE, Dockerd, Host
+from tests.beds.dockerd import IMAGE, Dockerd
+from tests.beds.dockerd import missing as dockerd_missing
 from tests.beds.nspawn import Nspawn
 from tests.beds.space import cgroup2_mount
 
@@ -51,7 +52,7 @@ def beside_bwrap(rounds: int) -> None:
 
 
 def beside_docker(rounds: int) -> None:
-    if why := Host("dockerd").missing() or ("no docker command" if shutil.which("docker") is None else None):
+    if why := dockerd_missing() or ("no docker command" if shutil.which("docker") is None else None):
         print(f"docker does not run here: {why}")
         return
     engine = Dockerd()

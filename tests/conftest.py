@@ -14,7 +14,8 @@ import pytest
 from tests import leaks
 from tests.beds import space
 from tests.beds.base import sweep
-from tests.beds.dockerd import Dockerd, Host
+from tests.beds.dockerd import Dockerd
+from tests.beds.dockerd import missing as dockerd_missing
 from tests.support import is_alive
 
 pytest_plugins = ["tests.beds.plugin"]
@@ -53,7 +54,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def leak_session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[leaks.Session]:
     """The session's mark, and the gate of what outlives a test: fixtures of a module or the session."""
-    own_machine = request.config.getoption("--bed") != "host"
+    own_machine = request.config.getoption("--bed") not in ("host", "dockerd")
     session = leaks.Session(own_machine, tmp_path_factory.getbasetemp())
     gate = leaks.Gate(session, lambda: None)
     yield session
@@ -125,7 +126,7 @@ def free_cgroup() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def docker_session() -> Iterator[Dockerd]:
     """The session's private docker engine; tests take `dockerd`."""
-    if why := Host("dockerd").missing():
+    if why := dockerd_missing():
         pytest.skip(f"bed dockerd: {why}")
     sweep()
     daemon = Dockerd()

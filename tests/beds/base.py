@@ -36,6 +36,8 @@ class Job:
     items: list[str]
     options: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
+    tree: Path = INSIDE / "tree"
+    python: str = "/usr/bin/python3"
 
     def write(self, folder: Path) -> None:
         """Lay `folder` out as the bed's job folder: `run` (sh) and `items.json`."""
@@ -44,12 +46,12 @@ class Job:
         (folder / "items.json").write_text(json.dumps({"files": files, "items": self.items}))
         lines = [f"export {key}={_quoted(value)}" for key, value in self.env.items()]
         pytest = [
-            "exec /usr/bin/python3 -m pytest -p no:cacheprovider -p tests.beds.inner",
+            f"exec {self.python} -m pytest -p no:cacheprovider -p tests.beds.inner",
             f"--continue-on-collection-errors --bed={self.bed}",
             *map(_quoted, self.options),
             *map(_quoted, files),
         ]
-        script = "\n".join(["#!/bin/sh", *lines, f"cd {INSIDE}/tree || exit 1", " ".join(pytest)])
+        script = "\n".join(["#!/bin/sh", *lines, f"cd {self.tree} || exit 1", " ".join(pytest)])
         (folder / "run").write_text(script + "\n")
         (folder / "run").chmod(0o755)
 

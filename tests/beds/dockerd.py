@@ -18,27 +18,17 @@ from typing import Any
 from urllib.parse import quote
 
 from tests.beds import space
-from tests.beds.base import Job, Running, missing_tools, scratch, tail, wait_until
+from tests.beds.base import missing_tools, scratch, tail, wait_until
 
 IMAGE = "agentbox-test/busybox"
 _TOOLS = ("dockerd", "containerd", "busybox", "unshare", "setpriv")
 
 
-class Host:
-    """The bed `dockerd`: no machine of its own, the host's pytest with the fixture `dockerd`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def missing(self) -> str | None:
-        """Why this machine cannot have it, or None."""
-        if space.cgroup2_mount() is None:
-            return "no cgroup v2 mounted"
-        return missing_tools(_TOOLS, "docker.io busybox-static")
-
-    def start(self, job: Job) -> Running:
-        """Never called: the items run in the host's pytest."""
-        raise NotImplementedError
+def missing() -> str | None:
+    """Why this machine cannot have an engine, or None."""
+    if space.cgroup2_mount() is None:
+        return "no cgroup v2 mounted"
+    return missing_tools(_TOOLS, "docker.io busybox-static")
 
 
 class Engine:

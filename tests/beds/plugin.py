@@ -20,17 +20,23 @@ from typing import Any
 
 import pytest
 
+from tests.beds import dockerd
 from tests.beds.base import CI, Bed, Job, Running, wait_until
-from tests.beds.dockerd import Host
+from tests.beds.host import HostBed
 from tests.beds.nspawn import Nspawn
 from tests.beds.vm import VmBed
 
 HOST = "host"
 BEDS: dict[str, Bed] = {
-    bed.name: bed for bed in (Host("dockerd"), Nspawn("nspawn"), Nspawn("nspawn-user", user="dev"), VmBed("vm"))
+    bed.name: bed
+    for bed in (
+        HostBed("dockerd", dockerd.missing),
+        Nspawn("nspawn"),
+        Nspawn("nspawn-user", user="dev"),
+        VmBed("vm"),
+    )
 }
-INSIDE_HOST = (HOST, "dockerd")  # these run in the host's own pytest
-LANES = (("nspawn", "nspawn-user"), ("vm",))
+LANES = (("nspawn", "nspawn-user", "dockerd"), ("vm",))
 """The beds of a lane run one after the other, the lanes side by side and beside the host's tests."""
 ENDED_EARLY = "it ended before its tests were through"
 SILENCE = 1000.0  # seconds without a report after which a bed counts as hung: a boot or the longest test
@@ -144,7 +150,7 @@ class Replayer:
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         self._start_due()
         name = item.stash[bed_key]
-        if name in INSIDE_HOST:
+        if name == HOST:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._reports(item, name):
@@ -153,13 +159,6 @@ class Replayer:
         if self.items[name][-1] == item.nodeid:
             self.runs[name].stop()
         return True
-
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """A bed within the host's own pytest that cannot be had."""
-        bed = BEDS.get(item.stash[bed_key])
-        why = bed.missing() if bed else None
-        if why and bed:
-            pytest.skip(f"bed {bed.name}: {why}")
 
     def pytest_sessionfinish(self) -> None:
         for run in self.runs.values():
