@@ -16,6 +16,7 @@ from tests.beds import space
 from tests.beds.base import sweep
 from tests.beds.dockerd import Dockerd
 from tests.beds.dockerd import missing as dockerd_missing
+from tests.beds.plugin import ON_THE_HOST
 from tests.support import is_alive
 
 pytest_plugins = ["tests.beds.plugin"]
@@ -54,7 +55,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def leak_session(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[leaks.Session]:
     """The session's mark, and the gate of what outlives a test: fixtures of a module or the session."""
-    own_machine = request.config.getoption("--bed") not in ("host", "dockerd")
+    own_machine = request.config.getoption("--bed") not in ON_THE_HOST
     session = leaks.Session(own_machine, tmp_path_factory.getbasetemp())
     gate = leaks.Gate(session, lambda: None)
     yield session

@@ -27,16 +27,22 @@ from tests.beds.nspawn import Nspawn
 from tests.beds.vm import VmBed
 
 HOST = "host"
+BESIDE = "host-2"
+"""A second pytest on the host for the folders OFF_LOADED, where the whole suite runs: each waits much of its time."""
+OFF_LOADED = ("tests/hostile/", "tests/launch/", "tests/proof/", "tests/reconcile/")
+WHOLE = 1000  # tests on the host from which on it counts as the whole suite
+ON_THE_HOST = (HOST, BESIDE, "dockerd")
 BEDS: dict[str, Bed] = {
     bed.name: bed
     for bed in (
         HostBed("dockerd", dockerd.missing),
+        HostBed(BESIDE, lambda: None),
         Nspawn("nspawn"),
         Nspawn("nspawn-user", user="dev"),
         VmBed("vm"),
     )
 }
-LANES = (("nspawn", "nspawn-user", "dockerd"), ("vm",))
+LANES = (("nspawn", "nspawn-user", "dockerd"), ("vm", BESIDE))
 """The beds of a lane run one after the other, the lanes side by side and beside the host's tests."""
 ENDED_EARLY = "it ended before its tests were through"
 SILENCE = 1000.0  # seconds without a report after which a bed counts as hung: a boot or the longest test
@@ -103,12 +109,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         name = item.stash[bed_key] = bed_of(item)
         full = config.getoption("--full") or item.get_closest_marker("full") is None
-        wanted = name == here if here != HOST else not only or name in only
+        wanted = name == (HOST if here == BESIDE else here) if here != HOST else not only or name in only
         (kept if full and wanted else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
+    if here == HOST:
+        _off_load([item for item in kept if item.stash[bed_key] == HOST])
     order = [HOST, *BEDS]
     items[:] = sorted(kept, key=lambda item: order.index(item.stash[bed_key]))
+
+
+def _off_load(items: list[pytest.Item]) -> None:
+    for item in items if len(items) > WHOLE else ():
+        if item.nodeid.startswith(OFF_LOADED):
+            item.stash[bed_key] = BESIDE
 
 
 @pytest.hookimpl(wrapper=True)
@@ -212,6 +226,7 @@ class BedRun:
         self.finished: set[str] = set()
         self.collect_errors = ""
         self.ended = False
+        self.heard = time.monotonic()
         self.offset = 0
         self._log = ""
         if not self.missing:
@@ -226,25 +241,27 @@ class BedRun:
             return False
         alive = self.running.alive()  # asked first: what it wrote before its end is read
         self._read()
-        if alive and not self.ended:
+        if alive and not self.ended and not self._is_silent():
             return True
         if not self.ended:
-            self.failed = ENDED_EARLY
+            self.failed = self.failed or ENDED_EARLY
         self._let_end()
         return False
 
+    def _is_silent(self) -> bool:
+        if time.monotonic() - self.heard > SILENCE:
+            self.failed = f"no report for {SILENCE:g} s"
+        return self.failed != ""
+
     def of(self, nodeid: str) -> tuple[list[dict[str, Any]], str]:
         """The serialized reports of one item and "", or what came of them and what went wrong."""
-        last = time.monotonic()
         while not self.failed and nodeid not in self.finished and not self.ended:
             alive = self.running is not None and self.running.alive()
             if self._read():
-                last = time.monotonic()
-            elif not alive:
+                continue
+            if not alive:
                 self.failed = ENDED_EARLY
-            elif time.monotonic() - last > SILENCE:
-                self.failed = f"no report for {SILENCE:g} s"
-            else:
+            elif not self._is_silent():
                 time.sleep(0.05)
         if nodeid not in self.finished:
             self._let_end()
@@ -273,6 +290,8 @@ class BedRun:
         self.offset += len(whole)
         for line in whole.splitlines():
             self._take(json.loads(line))
+        if whole:
+            self.heard = time.monotonic()
         return bool(whole)
 
     def _take(self, line: dict[str, Any]) -> None:
