@@ -19,7 +19,7 @@ from sandbox.drill.sabotage import SABOTAGE
 from sandbox.drill.score import Measured, Score, rows
 from sandbox.drill.signals import Once
 from sandbox.drill.table import Table
-from sandbox.errors import USAGE, AgentboxError, Refused, warn
+from sandbox.errors import USAGE, AgentboxError, Refused, number_of, warn
 from sandbox.manifest.home import Home
 from sandbox.reconcile.doorways import moment
 
@@ -93,7 +93,7 @@ class Drill:
             options = ["-d", "--task", name, "--worktree", "--timeout", LIFETIME, *ground.box()]
             commands.append(["spawn", ground.run_id, *options, "--", *command])
         ground.agentbox_all(commands)
-        self.said(f"agentbox spawn {ground.run_id}: {len(commands)} tasks")
+        self.said(f"agentbox spawn {ground.run_id}: {number_of(len(commands), 'task')}")
 
     def _calls(self, turn: int) -> list[str]:
         """The lengths of a worker's calls: each begins at another one."""

@@ -137,7 +137,7 @@ class TestStopOptions:
         (shown,) = json.loads(agentbox("kill", "--all", "--dry-run", "--json", check=0).stdout)
         assert (shown["proof"], sorted(p["pid"] for p in shown["processes"])) == ("alive", sorted(alive))
         of_task = agentbox("kill", run, "--task", "t", "--dry-run", check=0).stdout
-        assert "would end 1 processes" in of_task and "sleep 902" in of_task
+        assert "would end 1 process\n" in of_task and "sleep 902" in of_task
         assert pids_of(run) == alive
         assert (home / "runs" / run / "manifest.jsonl").read_bytes() == record
         assert row(run)["order"] == "RUN"

@@ -69,7 +69,7 @@ def test_one_frame_in_80_columns(fleet: Callable[..., str], home: Path) -> None:
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown and "\x07" not in shown
     title, header, *rows = shown.splitlines()
-    assert "1 runs, 3 tasks, 3 processes  emergency stop off" in title
+    assert "1 run, 3 tasks, 3 processes  emergency stop off" in title
     assert header.split() == ["RUN", "/", "TASK", "STATE", "BOUNDARY", "PROC", "CPU", "MEM", "AGE", "BRANCH"]
     assert rows[0].split()[:2] == [run, "running"] and rows[1].split()[:4] == ["main", "running", "no", "gate"]
     assert rows[2].split()[:3] == ["w1", "in", "call"] and rows[3].startswith("  a-worker-with-a-n… in call")
@@ -138,12 +138,12 @@ def test_a_task_that_is_killed_from_outside(terminal: Terminal, fleet: Callable[
     terminal.top()
     terminal.shows("w1", "2 processes")
     os.kill(pids(run)["w1"], signal.SIGKILL)
-    terminal.shows("signaled", "1 processes")
+    terminal.shows("signaled", "1 process ")
     terminal.press("C-z")
     terminal.shows("Stopped")
     assert terminal.settings() == before
     terminal.type("fg")
-    terminal.shows("signaled", "1 processes")
+    terminal.shows("signaled", "1 process ")
     terminal.press("C-c")
     terminal.shows(PROMPT)
     assert terminal.settings() == before
