@@ -13,7 +13,7 @@ from typing import Any
 from sandbox.boxes.where import own_box
 from sandbox.control import orders
 from sandbox.control.status import load
-from sandbox.drill import evidence, sabotage
+from sandbox.drill import abandoned, evidence, sabotage
 from sandbox.drill.ground import Ground, parsed
 from sandbox.drill.sabotage import SABOTAGE
 from sandbox.drill.score import Measured, Score, rows
@@ -233,6 +233,8 @@ def drill(
     _refuse(home, backend, workers, flaw)
     with suppress(OSError):
         tempfile.gettempdir()  # it finds out with a file, once: a signal in the middle of that would leave it behind
+    for line in abandoned.remove():
+        warn(line)
     ground = Ground(home, backend)
     score = Score(ground.run_id, backend, workers, flaw)
     one = Drill(ground, table, workers, flaw or "none", tell, score)
@@ -261,6 +263,7 @@ def _refuse(home: Home, backend: str, workers: int, flaw: str | None) -> None:
     if flaw is not None:
         sabotage.check(flaw, backend)
         assert flaw in SABOTAGE
+    home.ensure()
     if own_box():
         raise Refused("a drill is not for a process inside of a box", fix="hold it from outside")
     if why := orders.emergency_stop(home.emergency_stop):

@@ -204,6 +204,8 @@ class TestStreams:
             assert done.returncode == (0 if stream == "full-stderr" else 2), (args, done.stderr)
             if stream == "full-stdout":
                 one_line(done, "output", "No space left")
+        done = redirected(FULL[stream], "kill", run, "--dry-run", unbuffered=unbuffered)
+        assert done.returncode == (0 if stream == "full-stderr" else 1), "a look that can't be shown has failed"
         done = redirected(FULL[stream], "kill", run, "--json", unbuffered=unbuffered)
         assert done.returncode == 0, "the status of a kill tells of the kill"
         if stream == "full-stdout":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -99,6 +100,23 @@ def test_keys_act_on_what_is_selected(terminal: Terminal, fleet: Callable[..., s
     terminal.press("q")
     terminal.shows(PROMPT)
     assert terminal.settings() == before
+
+
+def test_a_step_from_nothing_selects_the_first_row(terminal: Terminal, fleet: Callable[..., str], home: Path) -> None:
+    """Nothing is selected once the run that was is gone; the row at the top is the whole run's."""
+    gone, run = fleet(), fleet("w1")
+    terminal.top()
+    terminal.shows(gone, run, "3 processes")
+    top, other = sorted((gone, run), key=terminal.screen().index)
+    terminal.press("g")
+    agentbox("kill", top, check=0)
+    agentbox("wait", top)
+    shutil.rmtree(home / "runs" / top)
+    wait_for(lambda: top not in terminal.screen())
+    terminal.press("r")
+    terminal.shows("nothing is selected")
+    terminal.press("j", "K")
+    terminal.shows(f"kill {other}: proven empty")
 
 
 def test_the_emergency_stop_is_a_key_pressed_twice(
