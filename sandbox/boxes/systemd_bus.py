@@ -32,10 +32,13 @@ def manager_socket(user: bool) -> str:
 
 
 def runtime_dir() -> str:
-    """XDG_RUNTIME_DIR, or where pam_systemd(8) puts it: cron and su start without it, sudo -E with another's."""
+    """XDG_RUNTIME_DIR, or where pam_systemd(8) puts it: cron and su start without it, sudo -E with another's.
+
+    Where a manager has its socket (a run may have a directory of its own, without one).
+    """
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     try:
-        mine = bool(given) and os.stat(given).st_uid == os.geteuid()
+        mine = bool(given) and os.stat(f"{given}/systemd").st_uid == os.geteuid()
     except OSError:
         mine = False
     return given if mine else f"/run/user/{os.geteuid()}"

@@ -66,7 +66,7 @@ LAUNCH = {
     "--on-exit": ["leave"],
     "--no-hooks": [],
 }
-ELSEWHERE = {"--help", "-h", "--image", "--worktree", "--base", "--output-limit"}
+ELSEWHERE = {"--help", "-h", "--image", "--worktree", "--base", "--output-limit", "--own-dirs"}
 
 
 def test_every_option_of_run_is_known_to_this_test() -> None:
