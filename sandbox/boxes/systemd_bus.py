@@ -7,7 +7,6 @@ Each function here is meant to run apart (kernel.spawn.apart), which bounds it i
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from typing import Any
 
@@ -24,10 +23,9 @@ def manager_socket(user: bool) -> str:
     if os.path.exists(path):
         return path
     if user:
-        raise Unavailable(
-            f"no systemd user manager for uid {os.geteuid()} ({path} does not exist)",
-            fix=f"loginctl enable-linger {user_name()}, or --backend cgroup",
-        )
+        from sandbox.boxes.repairs import lingering
+
+        raise Unavailable(f"no systemd user manager for uid {os.geteuid()} ({path} does not exist)", fix=lingering())
     raise Unavailable("systemd is not running here (no /run/systemd/private)", fix="use --backend cgroup")
 
 
@@ -42,13 +40,6 @@ def runtime_dir() -> str:
     except OSError:
         mine = False
     return given if mine else f"/run/user/{os.geteuid()}"
-
-
-def user_name() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def start_slice(socket: str, name: str, description: str, limits: Limits) -> bool:

@@ -182,10 +182,16 @@ def test_doctor(home: Path) -> None:
     assert [one["name"] for one in found["backends"]] == ["cgroup", "systemd", "docker"]
     for one in found["backends"]:
         assert one["what"] and (one["works"] or one["repair"]), one
+        assert (one["limits"] is None) or one["works"]
+    limits = found["backends"][0]["limits"]
+    for name, option in (("cpu", ("--cpus", "1")), ("memory", ("--memory", "1g")), ("pids", ("--pids", "500"))):
+        tried = agentbox("run", "--backend", "cgroup", *option, "--", "true")
+        assert limits is None or (tried.returncode == 0) == (limits[name] == ""), (limits, tried.stderr)
     assert {"name", "what", "effect"} == set().union(*found["ways_out"], {"name", "what", "effect"})
     text = subprocess.run(
         agentbox_argv("doctor"), env=agentbox_env(), capture_output=True, text=True, timeout=60
     ).stdout
+    assert limits is None or f"      limits: {', '.join(n for n in limits if not limits[n]) or 'none'}" in text
     assert "cgroup:" in text and "state:" in text and text.isprintable() is False
 
 
