@@ -260,9 +260,13 @@ class CgroupBackend:
         return Box(self.name, group.path, run_id, task_id, group.path, group.inode(), host_name())
 
     def _explain(self, error: Exception, path: str) -> Unavailable:
+        from sandbox.boxes.repairs import delegation
+
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        point = path.split("/" + TOP)[0]
         fix = {
-            errno.EROFS: f"mount -o remount,rw {path.split('/' + TOP)[0]}",
+            errno.EROFS: f"mount -o remount,rw {point}",
+            **({errno.EACCES: delegation(self._mount().point)} if os.geteuid() else {}),
         }.get(getattr(error, "errno", 0) or 0, "see `agentbox doctor`")
         return Unavailable(f"cannot make a cgroup at {path}: {why}", fix=fix)
 

@@ -78,7 +78,7 @@ def _listener(one: Listener, members: Mapping[int, Member]) -> str:
     parts = [f"used by {', '.join(used)}"] if used else []
     if one.unseen:
         ends = number_of(one.unseen, "connection")
-        parts.append(f"could not tell who{' else' if used else ''} uses it: nobody to be seen holds {ends}")
+        parts.append(f"could not tell who{' else' if used else ''} uses it: {ends} of what can't be looked into")
     held = f"listens on {one.kind} {one.address}: {', '.join(_named(one.holders, members))}"
     return "; ".join([held, *(parts or ["used by nobody outside"])])
 

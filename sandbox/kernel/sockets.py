@@ -183,7 +183,9 @@ def _tcp(held: dict[int, list[int]]) -> list[Listener]:
             if _reaches(row.local[0], end.local[0]) and (end.inode == 0 or end.inode in held):
                 other = by_ends.get((end.remote, end.local))
                 if other is None:
-                    one.remote.append(_shown(end.remote))
+                    # Of this host, and closed long ago: the listener's side has not noticed (tcp(7), tcp_fin_timeout).
+                    gone = end.state == CLOSE_WAIT and end.remote[0] == end.local[0]
+                    one.remote += [] if gone else [_shown(end.remote)]
                 elif other.inode:
                     one.ends.add(other.inode)
         found.append(one)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.kernel.sockets import attributes, listening, messages, parse_tcp, parse_unix
+from sandbox.kernel.sockets import Row, attributes, listening, messages, parse_tcp, parse_unix
 from tests.stop.stage import BACKEND, new_id
 from tests.support import agentbox, is_alive, wait_for
 
@@ -151,6 +151,22 @@ def test_who_has_left_is_not_named(daemon: Daemon) -> None:
     assert [(one["used_by"], one["used_by_unseen"]) for one in seen["listening"]] == [([], 0)] * 4
     text = agentbox("kill", daemon.run_id, "--dry-run", check=0).stdout
     assert text.count("used by nobody outside") == 4
+
+
+def test_a_connection_that_its_client_closed_long_ago(daemon: Daemon) -> None:
+    """The daemon has not noticed, and the kernel has forgotten the client's end: nobody is to be named."""
+    with socket.create_connection(("127.0.0.1", int(daemon.ports[0]))) as client:
+        port = client.getsockname()[1]
+        (one, *_) = (one for one in daemon.shown()["listening"] if one["kind"] == "tcp")
+        assert [user["pid"] for user in one["used_by"]] == [os.getpid()]
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, 1)
+
+    def rows() -> list[Row]:
+        return [row for row in parse_tcp(Path("/proc/net/tcp").read_bytes()) if port in (row.local[1], row.remote[1])]
+
+    wait_for(lambda: [row.remote[1] for row in rows()] == [port], 90, "the client's end stays")
+    (one, *_) = (one for one in daemon.shown()["listening"] if one["kind"] == "tcp")
+    assert (one["used_by"], one["used_from"], one["used_by_unseen"]) == ([], [], 0)
 
 
 def test_a_client_on_another_host_is_named_by_its_address(daemon: Daemon) -> None:
