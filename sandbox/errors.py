@@ -29,6 +29,12 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def number_of(count: int, what: str) -> str:
+    """`1 process`, `2 processes`, `0 runs`: of an English word whose plural is regular."""
+    ending = "" if count == 1 else "es" if what.endswith("s") else "s"
+    return f"{count} {what}{ending}"
+
+
 def warn(text: str) -> None:
     """One line on stderr, if there is one that takes it."""
     try:

@@ -122,6 +122,9 @@ class Backend(Protocol):
     def probe(self) -> str:
         """Really make, fill, kill and remove a box; returns a line that describes it. Raises Unavailable."""
 
+    def controllers(self) -> dict[str, str]:
+        """Which of cpu, memory and pids a limit can use here: "" or why not. Changes nothing. Raises Unavailable."""
+
     def create(self, spec: BoxSpec) -> tuple[Box, list[str]]:
         """Make the task's box (and the run's parent, if need be), empty. Returns it and the limits given up.
 

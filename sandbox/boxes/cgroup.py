@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain
 
 from sandbox.boxes.base import Box, BoxSpec, Command, Proof, Unavailable, Usage, host_name
-from sandbox.boxes.limits import apply_limits, bound_pids
+from sandbox.boxes.limits import apply_limits, bound_pids, usable
 from sandbox.boxes.ownership import HOME_XATTR as HOME_XATTR
 from sandbox.boxes.ownership import home_of as home_of
 from sandbox.boxes.ownership import is_ours, mark_home
@@ -53,10 +53,14 @@ class CgroupBackend:
             return mount.point
         if own and os.access(f"{own}/cgroup.procs", os.W_OK) and os.access(own, os.W_OK):
             return own
-        raise Unavailable(
-            "no cgroup that this user may write to",
-            fix="use --backend systemd with a user manager, or have root delegate a cgroup (cgroups(7))",
-        )
+        from sandbox.boxes.repairs import delegation
+
+        raise Unavailable("no cgroup that this user may write to", fix=delegation(mount.point))
+
+    def controllers(self) -> dict[str, str]:
+        base = self.base()
+        top = f"{base}/{TOP}"
+        return usable(top if os.path.isdir(top) else base)
 
     def probe(self) -> str:
         """Make, enter, kill and remove a box."""
@@ -256,10 +260,13 @@ class CgroupBackend:
         return Box(self.name, group.path, run_id, task_id, group.path, group.inode(), host_name())
 
     def _explain(self, error: Exception, path: str) -> Unavailable:
+        from sandbox.boxes.repairs import delegation
+
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        point = path.split("/" + TOP)[0]
         fix = {
-            errno.EROFS: f"mount -o remount,rw {path.split('/' + TOP)[0]}",
-            errno.EACCES: "run as root, or use --backend systemd with a user manager",
+            errno.EROFS: f"mount -o remount,rw {point}",
+            **({errno.EACCES: delegation(self._mount().point)} if os.geteuid() else {}),
         }.get(getattr(error, "errno", 0) or 0, "see `agentbox doctor`")
         return Unavailable(f"cannot make a cgroup at {path}: {why}", fix=fix)
 

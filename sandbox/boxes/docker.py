@@ -25,6 +25,7 @@ from sandbox.boxes.docker_engine import ACT_SECONDS, ASK_SECONDS, Container, Eng
 from sandbox.boxes.docker_probe import try_one
 from sandbox.boxes.docker_slices import Slices, run_of
 from sandbox.boxes.docker_spec import check, container_name, limits_missing
+from sandbox.boxes.limits import CONTROLLERS
 from sandbox.boxes.ownership import is_ours
 from sandbox.errors import AGENTBOX_FAILED, AgentboxError
 from sandbox.kernel.cgroup import Cgroup
@@ -67,6 +68,16 @@ class DockerBackend(CgroupBackend):
         facts = self._facts("")
         try_one(self, self._containers)
         return f"docker engine on {facts.host}, {'local' if facts.local else 'by its API alone'}, {facts.driver} driver"
+
+    def controllers(self) -> dict[str, str]:
+        facts = self._facts("")
+        try:
+            if facts.local:
+                return Slices(self.home).controllers() if facts.driver == "systemd" else super().controllers()
+        except Unavailable:
+            pass  # then by the engine alone
+        there = [name.removesuffix("s") if name == "cpus" else name for name in facts.limits]
+        return {name: "" if name in there else "the engine has no such controller" for name in CONTROLLERS}
 
     def create(self, spec: BoxSpec) -> tuple[Box, list[str]]:
         """Make the task's cgroup where the engine is local. The container itself comes with the child, in `start`."""

@@ -12,6 +12,8 @@ from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.usage import task_ceiling
 
 NOT_THERE = "not available in this cgroup2 hierarchy"
+OCCUPIED = "a cgroup above holds processes of its own, so none can be enabled below it"
+CONTROLLERS = ("cpu", "memory", "pids")
 CPU_PERIOD = 100_000
 """Microseconds, the kernel's own default."""
 PIDS_SHARE = 0.15
@@ -49,6 +51,32 @@ def group_oom(group: Cgroup, limits: Limits) -> None:
     """Set `oom_group` where a manager set the rest: it has no property for it. Raises AgentboxError."""
     if limits.oom_group:
         apply_limits(group, Limits(oom_group=True))
+
+
+def usable(path: str) -> dict[str, str]:
+    """Which controllers a limit can use in a cgroup that is made below `path`: "" or why not. Changes nothing."""
+    return {controller: _hindrance(path, controller) for controller in CONTROLLERS}
+
+
+def _hindrance(path: str, controller: str) -> str:
+    """Why `_enable` would fail, or ""."""
+    group, above = Cgroup(path), os.path.dirname(path)
+    try:
+        if controller in group.read("cgroup.subtree_control").split():
+            return ""
+        if controller not in group.read("cgroup.controllers").split():
+            if not os.path.exists(f"{above}/cgroup.subtree_control"):
+                return NOT_THERE
+            if why := _hindrance(above, controller):
+                return why
+        if not os.access(f"{path}/cgroup.subtree_control", os.W_OK):
+            return f"{path}/cgroup.subtree_control can't be written"
+        # The top of all has no type, and may hold processes beside its children (cgroup-v2.rst).
+        if os.path.exists(f"{path}/cgroup.type") and group.read("cgroup.procs").strip():
+            return OCCUPIED
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def has_group_oom(group: Cgroup) -> bool:
@@ -113,5 +141,5 @@ def _enable(path: str, controller: str) -> None:
 
 def _reason(error: OSError, group: Cgroup, controller: str) -> str:
     if error.errno == 16:
-        return "a cgroup above holds processes of its own, so none can be enabled below it"
+        return OCCUPIED
     return error.strerror or str(error)

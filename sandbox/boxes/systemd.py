@@ -15,7 +15,7 @@ from dataclasses import replace
 from sandbox.boxes import systemd_bus as bus
 from sandbox.boxes.base import Box, BoxSpec, Command, Limits, Unavailable, host_name
 from sandbox.boxes.cgroup import READY_SECONDS, CgroupBackend, subdirectories
-from sandbox.boxes.limits import applicable, group_oom, has_group_oom, usual_pids
+from sandbox.boxes.limits import CONTROLLERS, NOT_THERE, applicable, group_oom, has_group_oom, usual_pids
 from sandbox.boxes.ownership import is_ours, mark_home
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
@@ -53,6 +53,14 @@ class SystemdBackend(CgroupBackend):
                 child.abandon()
             self.destroy(self._parent(run_id))
         return f"systemd {'user' if self.user else 'system'} manager, slice agentbox.slice"
+
+    def controllers(self) -> dict[str, str]:
+        try:
+            there = Cgroup(self._manager_cgroup()).read("cgroup.controllers").split()
+        except OSError as error:
+            raise Unavailable(f"the manager's cgroup can't be read: {error.strerror}") from None
+        why = "not delegated to this manager: Delegate= of user@.service" if self.user else NOT_THERE
+        return {name: "" if name in there else why for name in CONTROLLERS}
 
     def _available(self) -> str:
         if not os.path.isdir("/run/systemd/system"):  # sd_booted(3)

@@ -7,7 +7,6 @@ Each function here is meant to run apart (kernel.spawn.apart), which bounds it i
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from typing import Any
 
@@ -24,28 +23,23 @@ def manager_socket(user: bool) -> str:
     if os.path.exists(path):
         return path
     if user:
-        raise Unavailable(
-            f"no systemd user manager for uid {os.geteuid()} ({path} does not exist)",
-            fix=f"loginctl enable-linger {user_name()}, or --backend cgroup",
-        )
+        from sandbox.boxes.repairs import lingering
+
+        raise Unavailable(f"no systemd user manager for uid {os.geteuid()} ({path} does not exist)", fix=lingering())
     raise Unavailable("systemd is not running here (no /run/systemd/private)", fix="use --backend cgroup")
 
 
 def runtime_dir() -> str:
-    """XDG_RUNTIME_DIR, or where pam_systemd(8) puts it: cron and su start without it, sudo -E with another's."""
+    """XDG_RUNTIME_DIR, or where pam_systemd(8) puts it: cron and su start without it, sudo -E with another's.
+
+    Where a manager has its socket (a run may have a directory of its own, without one).
+    """
     given = os.environ.get("XDG_RUNTIME_DIR", "")
     try:
-        mine = bool(given) and os.stat(given).st_uid == os.geteuid()
+        mine = bool(given) and os.stat(f"{given}/systemd").st_uid == os.geteuid()
     except OSError:
         mine = False
     return given if mine else f"/run/user/{os.geteuid()}"
-
-
-def user_name() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def start_slice(socket: str, name: str, description: str, limits: Limits) -> bool:

@@ -35,12 +35,32 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print an object
 
 
 def _tried(name: str, home: Home) -> dict[str, Any]:
+    """`limits`: each controller with "" or why no limit can use it; None where that could not be told."""
     try:
-        return {"name": name, "works": True, "what": backend(name, home.path).probe(), "repair": ""}
+        one = backend(name, home.path)
+        what = one.probe()
     except Unavailable as error:
-        return {"name": name, "works": False, "what": error.what, "repair": error.fix}
+        return {"name": name, "works": False, "what": error.what, "repair": error.fix, "limits": None}
     except (AgentboxError, ImportError) as error:
-        return {"name": name, "works": False, "what": str(error), "repair": getattr(error, "fix", "")}
+        repair = getattr(error, "fix", "")
+        return {"name": name, "works": False, "what": str(error), "repair": repair, "limits": None}
+    try:
+        limits = one.controllers()
+    except AgentboxError:
+        limits = None
+    return {"name": name, "works": True, "what": what, "repair": "", "limits": limits}
+
+
+def _limits(found: dict[str, str] | None) -> str:
+    """`cpu, pids; not memory: why`."""
+    if found is None:
+        return "could not tell"
+    can = ", ".join(name for name, why in found.items() if not why)
+    reasons: dict[str, list[str]] = {}
+    for name, why in found.items():
+        if why:
+            reasons.setdefault(why, []).append(name)
+    return "; ".join([can or "none", *(f"not {', '.join(names)}: {why}" for why, names in reasons.items())])
 
 
 def _told(found: dict[str, Any]) -> str:
@@ -49,6 +69,8 @@ def _told(found: dict[str, Any]) -> str:
         lines.append(f"{'ok  ' if one['works'] else 'no  '}{one['name']}: {one['what']}")
         if one["repair"]:
             lines.append(f"      repair: {one['repair']}")
+        if one["works"]:
+            lines.append(f"      limits: {_limits(one['limits'])}")
     lines.append(f"{'ok  ' if found['auto'] else 'no  '}auto: {found['auto'] or found['auto_error']}")
     state = found["state"]
     lines.append(f"{'ok  ' if state['ok'] else 'no  '}state: {state['what']}")

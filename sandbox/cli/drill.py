@@ -12,7 +12,7 @@ import typer
 
 from sandbox.cli.arguments import output
 from sandbox.cli.table import table as columns
-from sandbox.errors import USAGE, AgentboxError, printable, warn
+from sandbox.errors import USAGE, AgentboxError, number_of, printable, warn
 from sandbox.manifest.home import Home
 
 if TYPE_CHECKING:
@@ -99,4 +99,4 @@ def _told(score: Score) -> str:
     text += "".join(printable(f"not undone: {line}") + "\n" for line in score.problems)
     text += printable(f"kept: {score.kept}, run {score.run_id}") + "\n" if score.kept else ""
     word = "every row passes" if score.passed else "not every row passes"
-    return f"{text}{word}: {score.workers} workers, backend {score.backend}, {score.seconds:.1f} s\n"
+    return f"{text}{word}: {number_of(score.workers, 'worker')}, backend {score.backend}, {score.seconds:.1f} s\n"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sandbox.cli.arguments import Parser
 from sandbox.cli.selection import select_run
 from sandbox.cli.table import table
-from sandbox.errors import NO_SUCH_RUN, AgentboxError, printable
+from sandbox.errors import NO_SUCH_RUN, AgentboxError, number_of, printable
 from sandbox.manifest.home import Home
 from sandbox.manifest.ids import is_id
 from sandbox.reconcile import log, metrics
@@ -97,7 +97,7 @@ def _told(seen: Look, done: list[Done]) -> str:
     for missing in seen.survey.not_asked:
         text += printable(f"not asked: {missing.observer}: {missing.why}") + "\n"
     if seen.survey.blind:
-        text += f"{seen.survey.blind} processes could not be looked into\n"
+        text += f"{number_of(seen.survey.blind, 'process')} could not be looked into\n"
     return text or "clean\n"
 
 

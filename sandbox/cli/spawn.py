@@ -15,8 +15,8 @@ from sandbox.manifest.ids import check_id
 USAGE_LINE = "agentbox spawn RUN [-d] [--task ID] [options] -- COMMAND..."
 ABOUT = """Start a command as a further task of a run, from outside or from inside of it.
 
-The backend is the run's own unless another is named; limits hold for this task alone. Exit status as of run;
-with -d the task's id is printed."""
+The backend is the run's own unless another is named, and so are its folders (run --own-dirs); limits hold for this
+task alone. Exit status as of run; with -d the task's id is printed."""
 
 
 def main(argv: Sequence[str], dispositions: Dispositions) -> int:

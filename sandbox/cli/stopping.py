@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sandbox.cli.arguments import Parser, Value, output
 from sandbox.cli.selection import known_runs, select_run
 from sandbox.control.request import Act, carry_out, target_of
 from sandbox.control.status import status
-from sandbox.control.stop import Stop, look
+from sandbox.control.stop import Stop
 from sandbox.control.targets import Target
 from sandbox.errors import (
     NO_SUCH_RUN,
@@ -20,6 +21,7 @@ from sandbox.errors import (
     USAGE,
     AgentboxError,
     ReaderGone,
+    number_of,
     printable,
     warn,
 )
@@ -44,29 +46,17 @@ def add_options(parser: Parser) -> None:
 def stop_runs(given: argparse.Namespace, act: Act, patience: float = 0.0) -> int:
     """Stop what was named; prints and returns the exit status."""
     home = Home.locate()
-    missed = _Missed()
-    stops = carry_out(home, _targets(given, home, missed), given.reason or "asked for", act, patience)
+    missed = Missed()
+    stops = carry_out(home, targets(given, home, missed), given.reason or "asked for", act, patience)
     say(json.dumps([s.as_receipt() for s in stops]) + "\n" if given.json else "".join(map(told, stops)))
     for stop in stops:
         warn_of(stop)
     missed.warn()
-    return max([*map(_code, stops), *missed.codes()], key=_GRAVITY.index)
-
-
-def show_runs(given: argparse.Namespace) -> int:
-    """List what a stop would end now; 1 where that could not be told. Nothing is changed, and nothing recorded."""
-    missed = _Missed()
-    shown = [look(target) for target in _targets(given, Home.locate(), missed)]
-    say(json.dumps([stop.as_receipt() for stop in shown]) + "\n" if given.json else "".join(map(_would_end, shown)))
-    for stop in shown:
-        warn_of(stop)
-    missed.warn()
-    untold = [NOT_PROVEN for stop in shown if stop.proof == "unknown"]
-    return max([*untold, *missed.codes()], key=_GRAVITY.index)
+    return exit_status([*map(_code, stops), *missed.codes()])
 
 
 @dataclass
-class _Missed:
+class Missed:
     """What was meant and could not be acted on. `unseen`: why not all runs could be looked for."""
 
     unseen: list[str] = field(default_factory=list)
@@ -83,13 +73,8 @@ class _Missed:
         return [PROVEN_EMPTY, *(NOT_PROVEN for _ in self.unseen), *told]
 
 
-def _would_end(stop: Stop) -> str:
-    what = stop.run_id if stop.task_id is None else f"{stop.run_id} task {stop.task_id}"
-    lines = [f"{what}: would end {len(stop.processes)} processes", *(f"  {_line(m)}" for m in stop.processes)]
-    return "\n".join(lines) + "\n"
-
-
-def _targets(given: argparse.Namespace, home: Home, missed: _Missed) -> list[Target]:
+def targets(given: argparse.Namespace, home: Home, missed: Missed) -> list[Target]:
+    """What was named, or all that is alive. Raises AgentboxError where nothing of it is known."""
     runs = _selected(given, home, missed)
     task = check_id(given.task, "task id") if given.task is not None else None
     if task is not None:
@@ -107,7 +92,7 @@ def say(text: str) -> None:
         warn(str(error))
 
 
-def _selected(given: argparse.Namespace, home: Home, missed: _Missed) -> list[str]:
+def _selected(given: argparse.Namespace, home: Home, missed: Missed) -> list[str]:
     """The runs that are meant. One wrong word among them holds back no stop of the others."""
     if given.all:
         if given.runs or given.task:
@@ -146,12 +131,17 @@ _GRAVITY = (PROVEN_EMPTY, NOT_RECORDED, NO_SUCH_RUN, USAGE, NOT_PROVEN)
 """Which exit status stands for all, the last of these that occurs."""
 
 
+def exit_status(codes: Iterable[int]) -> int:
+    """The one that stands for all of `codes`, of which there is at least one."""
+    return max(codes, key=_GRAVITY.index)
+
+
 def warn_of(stop: Stop) -> None:
     """What went wrong in a stop, and what was seen outside of its boxes."""
     for line in stop.warnings:
         warn(f"{stop.run_id}: {line}")
     for member in stop.escapees:
-        warn(f"{stop.run_id}: carries the run's mark but lives outside of its boxes: {_line(member)}")
+        warn(f"{stop.run_id}: carries the run's mark but lives outside of its boxes: {process_line(member)}")
 
 
 def told(stop: Stop) -> str:
@@ -161,14 +151,15 @@ def told(stop: Stop) -> str:
         return f"{what}: empty, nothing was alive\n"
     if stop.proof == "empty":
         frozen = f"stopped at {stop.frozen_at}, " if stop.frozen_at else ""
-        ended = "what it ended is not known" if stop.unlisted else f"ended {len(stop.processes)} processes"
+        ended = "what it ended is not known" if stop.unlisted else f"ended {number_of(len(stop.processes), 'process')}"
         lines = [f"{what}: {frozen}empty at {stop.empty_at}; {ended}"]
-        return "\n".join(lines + [f"  {_line(m)}" for m in stop.processes]) + "\n"
+        return "\n".join(lines + [f"  {process_line(m)}" for m in stop.processes]) + "\n"
     word = "survivors" if stop.proof == "alive" else "could not prove it empty"
-    return "\n".join([f"{what}: {word}", *(f"  {_line(m)}" for m in stop.survivors)]) + "\n"
+    return "\n".join([f"{what}: {word}", *(f"  {process_line(m)}" for m in stop.survivors)]) + "\n"
 
 
-def _line(member: Member) -> str:
+def process_line(member: Member) -> str:
+    """A process in one line: pid, state, and what it is."""
     text = command_line(member.argv, member.comm or "unreadable")
     shown = text if len(text) <= 200 else text[:199] + "…"
     return printable(f"{member.pid} {member.state or '?'} {shown}")

@@ -53,17 +53,21 @@ def release(home: Home, run_id: str, task_id: str | None = None) -> orders.Order
         raise Refused("resume is not for a process inside of a box", fix="ask from outside")
     if why := orders.emergency_stop(home.emergency_stop):
         raise Refused(why, fix="lift it with `agentbox estop --lift` from outside of any box")
-    if task_id is None and (why := _over(home, run_id)):
-        raise Refused(f"run {run_id} {why}, whatever its control file says", fix="start a new run")
+    if why := _over(home, run_id, task_id):
+        what = f"task {task_id} of run {run_id}" if task_id else f"run {run_id}"
+        raise Refused(
+            f"{what} {why}, whatever its control file says", fix=f"start a new {'task' if task_id else 'run'}"
+        )
     return _order(home, run_id, task_id, "RUN", "resumed")
 
 
-def _over(home: Home, run_id: str) -> str:
-    """Why the run can't go on, by its record; "" where that can't be read, or where the order itself says STOP."""
-    if orders.read_order(home.run_dir(run_id).control).word == "STOP":
+def _over(home: Home, run_id: str, task_id: str | None) -> str:
+    """Why the run or task can't go on, by its record; "" where that can't be read, or where its order says STOP."""
+    run = home.run_dir(run_id)
+    if orders.read_order(run.control if task_id is None else run.task_order(task_id)).word == "STOP":
         return ""
     try:
-        return over_by_record(load(home, run_id)[0])
+        return over_by_record(load(home, run_id)[0], task_id)
     except AgentboxError:
         return ""
 

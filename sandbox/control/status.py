@@ -51,12 +51,13 @@ def load(home: Home, run_id: str) -> tuple[Run, int]:
     return run, len(reading.bad)
 
 
-def over_by_record(run: Run) -> str:
-    """Why nothing may start in a run any more, by its record alone; "" if that says no such thing.
+def over_by_record(run: Run, task_id: str | None = None) -> str:
+    """Why nothing may start in a run (or go on in a task of it) any more, by its record alone; "" if that says no such
+    thing.
 
     What was kept on purpose after the main command's end (`--on-exit leave`) may go on.
     """
-    stops = [r for r in (*run.orders, *run.receipts) if r.get("task_id") is None]
+    stops = [r for r in (*run.orders, *run.receipts) if r.get("task_id") in (None, task_id)]
     for record in stops:
         if record.get("event") == "stop.receipt" or record.get("order") == "STOP":
             return f"was stopped ({record.get('reason') or 'no reason'})"

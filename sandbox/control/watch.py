@@ -25,7 +25,7 @@ from sandbox.control.status import status
 from sandbox.control.stop import Stop
 from sandbox.control.targets import Target
 from sandbox.control.watch_places import Key, Places, all_orders
-from sandbox.errors import NOT_PROVEN, NOT_RECORDED, PROVEN_EMPTY, AgentboxError
+from sandbox.errors import NOT_PROVEN, NOT_RECORDED, PROVEN_EMPTY, AgentboxError, number_of
 from sandbox.manifest.home import Home
 
 if TYPE_CHECKING:
@@ -184,7 +184,8 @@ class Watch:
         what = f"run {stop.run_id}" + (f" task {stop.task_id}" if stop.task_id else "")
         if stop.proof == "empty":
             frozen = f"frozen at {stop.frozen_at}, " if stop.frozen_at else ""
-            self.log.info(f"{what}: {frozen}empty at {stop.empty_at}, {len(stop.processes)} processes ended")
+            ended = number_of(len(stop.processes), "process")
+            self.log.info(f"{what}: {frozen}empty at {stop.empty_at}, {ended} ended")
         else:
             pids = ", ".join(str(member.pid) for member in stop.survivors) or "none named"
             self.log.error(f"{what}: {stop.proof}; survivors: {pids}")

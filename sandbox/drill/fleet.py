@@ -13,13 +13,13 @@ from typing import Any
 from sandbox.boxes.where import own_box
 from sandbox.control import orders
 from sandbox.control.status import load
-from sandbox.drill import evidence, sabotage
+from sandbox.drill import abandoned, evidence, sabotage
 from sandbox.drill.ground import Ground, parsed
 from sandbox.drill.sabotage import SABOTAGE
 from sandbox.drill.score import Measured, Score, rows
 from sandbox.drill.signals import Once
 from sandbox.drill.table import Table
-from sandbox.errors import USAGE, AgentboxError, Refused, warn
+from sandbox.errors import USAGE, AgentboxError, Refused, number_of, warn
 from sandbox.manifest.home import Home
 from sandbox.reconcile.doorways import moment
 
@@ -93,7 +93,7 @@ class Drill:
             options = ["-d", "--task", name, "--worktree", "--timeout", LIFETIME, *ground.box()]
             commands.append(["spawn", ground.run_id, *options, "--", *command])
         ground.agentbox_all(commands)
-        self.said(f"agentbox spawn {ground.run_id}: {len(commands)} tasks")
+        self.said(f"agentbox spawn {ground.run_id}: {number_of(len(commands), 'task')}")
 
     def _calls(self, turn: int) -> list[str]:
         """The lengths of a worker's calls: each begins at another one."""
@@ -233,6 +233,8 @@ def drill(
     _refuse(home, backend, workers, flaw)
     with suppress(OSError):
         tempfile.gettempdir()  # it finds out with a file, once: a signal in the middle of that would leave it behind
+    for line in abandoned.remove():
+        warn(line)
     ground = Ground(home, backend)
     score = Score(ground.run_id, backend, workers, flaw)
     one = Drill(ground, table, workers, flaw or "none", tell, score)
@@ -261,6 +263,7 @@ def _refuse(home: Home, backend: str, workers: int, flaw: str | None) -> None:
     if flaw is not None:
         sabotage.check(flaw, backend)
         assert flaw in SABOTAGE
+    home.ensure()
     if own_box():
         raise Refused("a drill is not for a process inside of a box", fix="hold it from outside")
     if why := orders.emergency_stop(home.emergency_stop):

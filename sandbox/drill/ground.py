@@ -13,18 +13,17 @@ import shlex
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sandbox.boxes.base import Unavailable
 from sandbox.control.status import backends_of, status
-from sandbox.drill import containers
+from sandbox.drill import abandoned, containers
+from sandbox.drill.abandoned import TOKEN as TOKEN
 from sandbox.errors import AgentboxError
 from sandbox.kernel.identity import Identity
 from sandbox.kernel.mounts import cgroup2_mount
-from sandbox.kernel.procfs import all_pids, environ
 from sandbox.kernel.spawn import capture, capture_all
 from sandbox.manifest.home import Home
 from sandbox.worktree.git import REPOSITORY_VARIABLES, git
@@ -33,8 +32,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(HERE))
 GATE = os.path.join(TREE, "sandbox/harness/gate.sh")
 AGENTBOX = [sys.executable, "-m", "sandbox.cli.main"]
-TOKEN = "AGENTBOX_DRILL"
-"""The variable that every process of the drill's fleet carries: nobody else's can, for it can't be guessed."""
 COMMAND_SECONDS = 120.0
 GONE_SECONDS = 3.0
 FOLDERS = ("bin", "board", "seen", "calls", "hearts", "pipes", "src")
@@ -63,11 +60,12 @@ class Ground:
     def put(self) -> None:
         """Make it all. Raises AgentboxError."""
         try:
-            folder = f"{os.path.realpath(tempfile.gettempdir())}/agentbox-{self.run_id}"
+            folder = f"{abandoned.top()}/agentbox-{self.run_id}"
             if os.path.lexists(folder):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), folder)
             self.folder = folder  # before it is made: a signal may come between the two
             os.mkdir(folder, 0o700)
+            abandoned.sign(folder, self.home, self.token)
             for name in FOLDERS:
                 os.mkdir(f"{self.folder}/{name}")
             for name in ("coordinator.sh", "worker.sh", "heart.sh", "server.sh"):
@@ -146,9 +144,7 @@ class Ground:
 
     def marked(self) -> list[Identity]:
         """The live processes that carry the drill's token, but for this one."""
-        pids = [pid for pid in all_pids() if pid != os.getpid() and (environ(pid) or {}).get(TOKEN) == self.token]
-        found = [one for one in map(Identity.of, pids) if one is not None]
-        return [one for one in found if one.alive() is not False]
+        return abandoned.marked(self.token)
 
     def end(self) -> bool:
         """End every process of the drill; True once the run is proven empty and none is left."""
@@ -186,6 +182,7 @@ class Ground:
             return
         self._remove_boxes()
         if keep:
+            abandoned.keep(self.folder)
             return
         if self.image:
             self.problems += containers.remove(self.home.path, self.run_id, self.image)

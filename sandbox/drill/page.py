@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from sandbox.drill.score import Row, Score
-from sandbox.errors import printable
+from sandbox.errors import number_of, printable
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2126; --soft: #5b6570; --paper: #fff; --line: #d9dee3;
@@ -39,7 +39,7 @@ def page(score: Score) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Drill {_text(score.run_id)}</title><style>{_STYLE}</style></head><body>
 <h1>Drill {_text(score.run_id)}: <span class="{word[0]}">{_SIGN[word[0]]} {word[1]}</span></h1>
-<p>{score.workers} workers, backend {_text(score.backend)}{flaw}, {score.seconds:.1f} s</p>
+<p>{number_of(score.workers, "worker")}, backend {_text(score.backend)}{flaw}, {score.seconds:.1f} s</p>
 {left}<div class="wide"><table>
 <tr><th>Score<th>What<th class="number">Measured<th class="number">Pass<th class="number">Investigate<th>Detail
 {rows}

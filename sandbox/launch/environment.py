@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 
 from sandbox.kernel.procfs import own_environ, started_at
+from sandbox.launch import own_dirs
 from sandbox.launch.spec import LaunchSpec
 from sandbox.manifest.home import RunDir
 
 
 def environment(spec: LaunchSpec, run: RunDir) -> dict[bytes, bytes]:
-    """As inherited (not as the interpreter changed it: PEP 538), then `--env`, then what names the box."""
+    """As inherited (not as the interpreter changed it: PEP 538), the run's own folders, `--env`, what names the box."""
     env = dict(own_environ())
     if spec.detach:
         # Nobody is there to answer a prompt (git(1), credential prompts).
@@ -22,6 +23,8 @@ def environment(spec: LaunchSpec, run: RunDir) -> dict[bytes, bytes]:
         for name in REPOSITORY_VARIABLES:
             env.pop(name.encode(), None)
         env[b"PWD"] = os.fsencode(spec.tree.path)
+    if not spec.image:  # in a container such places are its own anyway
+        env.update(own_dirs.variables(run))
     env.update(spec.env)
     named = {
         "RUN_ID": spec.run_id,

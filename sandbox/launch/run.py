@@ -16,6 +16,7 @@ from sandbox.control import orders
 from sandbox.control.under_way import is_under_way
 from sandbox.errors import AgentboxError, Refused
 from sandbox.kernel.spawn import Step
+from sandbox.launch import own_dirs
 from sandbox.launch.command import require_command
 from sandbox.launch.environment import environment
 from sandbox.launch.finish import finish, refused_code, report_leftovers
@@ -85,6 +86,8 @@ def prepare(spec: LaunchSpec, home: Home) -> tuple[RunDir, Writer, Backend]:
         may_start(home, run)
     if not spec.image:
         _check_command(spec, run)
+    if spec.own_dirs:
+        own_dirs.check(run)
     backend = choose(spec.backend, home.path, spec.image, None if spec.new_run else spec.run_id)
     own = own_box()
     writer = Writer(run.manifest, spec.run_id, by=whoami(inside=own is not None))
@@ -95,6 +98,8 @@ def prepare(spec: LaunchSpec, home: Home) -> tuple[RunDir, Writer, Backend]:
         return run, writer, backend
     run.create()
     try:
+        if spec.own_dirs:
+            own_dirs.make(run)
         orders.create_order(run.control, by=f"uid {os.getuid()}")
         _record_created(spec, writer, backend, own.run_id if own else None)
         claim_task(run, spec.task_id)
@@ -167,6 +172,7 @@ def _record_created(spec: LaunchSpec, writer: Writer, backend: Backend, parent_r
         on_exit=spec.on_exit,
         timeout=spec.timeout,
         limits=spec.limits.asked(),
+        own_dirs=spec.own_dirs,
         version=__version__,
     )
 

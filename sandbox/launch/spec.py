@@ -25,6 +25,7 @@ class LaunchSpec:
     is left when the command has ended, `leave` keeps it. `worktree`: the task gets one of its own, from `base`
     (None: HEAD); `tree` is where, once that is known. `harness`: whose hooks are on the command line. `allowance`:
     seconds that may pass between two boundaries. `output_limit`: bytes kept of a detached task's output, 0 for all.
+    `own_dirs`: a new run gets folders of its own (launch.own_dirs).
     """
 
     run_id: str
@@ -47,6 +48,7 @@ class LaunchSpec:
     tree: Plan | None = None
     harness: str | None = None
     output_limit: int = LIMIT
+    own_dirs: bool = False
 
     @property
     def name(self) -> str:

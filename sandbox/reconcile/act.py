@@ -18,7 +18,7 @@ from sandbox.boxes.base import Unavailable
 from sandbox.boxes.registry import local_backends
 from sandbox.control.request import carry_out, target_of
 from sandbox.control.stop import kill
-from sandbox.errors import AgentboxError
+from sandbox.errors import AgentboxError, number_of
 from sandbox.kernel.identity import Identity
 from sandbox.manifest.home import Home
 from sandbox.manifest.writer import Writer
@@ -116,7 +116,7 @@ def _stop(home: Home, one: Finding) -> Done:
     target = target_of(home, one.run_id, task)
     (stop,) = carry_out(home, [target], f"reconcile: {one.kind}: {one.what}", kill)
     _wait_for_launchers(home, one.run_id)
-    what = f"{stop.proof}, {len(stop.processes)} processes ended"
+    what = f"{stop.proof}, {number_of(len(stop.processes), 'process')} ended"
     left = "".join(f"; pid {member.pid} {member.state}" for member in stop.survivors)
     warned = "".join(f"; {line}" for line in stop.warnings)
     return Done(one, stop.proof == "empty", what + left + warned)
@@ -136,7 +136,7 @@ def _end_processes(one: Finding, identities: Sequence[Identity]) -> Done:
         for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             left = _signal(fds, number, time.monotonic() + seconds)
             if not left:
-                return Done(one, True, f"{len(fds)} processes ended")
+                return Done(one, True, f"{number_of(len(fds), 'process')} ended")
         return Done(one, False, f"still alive: {', '.join(map(str, sorted(left)))}")
     finally:
         for fd in fds.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from sandbox.errors import number_of
 from sandbox.reconcile.boxes import SeenBox
 from sandbox.reconcile.findings import Finding, Remedy, finding, in_order
 from sandbox.reconcile.processes import ghosts_and_escapees
@@ -192,7 +193,11 @@ def _engine(seen: Survey) -> Finding:
 
 def _disagreements(seen: Survey) -> Iterator[Finding]:
     for one in seen.disagreements:
-        alive = f"{len(one.pids)} processes live in its cgroup" if one.populated else "nothing lives in its cgroup"
+        alive = (
+            f"{number_of(len(one.pids), 'live process')} in its cgroup"
+            if one.populated
+            else "nothing lives in its cgroup"
+        )
         yield finding(
             "engine_disagrees",
             one.run_id,

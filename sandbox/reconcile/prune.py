@@ -200,5 +200,14 @@ def _remove_record(home: Home, one: Leftover) -> str:
     path = home.run_dir(one.run_id).path
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         return "it is not a directory"
+    _make_removable(path)
     shutil.rmtree(path)
     return ""
+
+
+def _make_removable(path: str) -> None:
+    """Its folders may be left read-only by what worked in them (`run --own-dirs`): rmtree would stop half-way."""
+    for folder, names, _ in os.walk(path):
+        for name in names:
+            if not os.path.islink(f"{folder}/{name}"):
+                os.chmod(f"{folder}/{name}", 0o700)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sandbox.errors import number_of
 from sandbox.report.model import Report, Time
 
 
@@ -18,7 +19,8 @@ def _what(report: Report) -> str:
     if whole is None:
         return _unstopped(report)
     if whole.proof == "alive":
-        return f"NOT stopped: {len(whole.survivors)} processes survived the stop ordered at {moment(whole.ordered_at)}"
+        left = number_of(len(whole.survivors), "process")
+        return f"NOT stopped: {left} survived the stop ordered at {moment(whole.ordered_at)}"
     if whole.proof == "unknown":
         return f"a stop was ordered at {moment(whole.ordered_at)}; whether it is dead could not be proven"
     if whole.frozen_at is None:
@@ -71,12 +73,8 @@ def _in_flight(report: Report) -> str:
         (task, call) = calls[0]
         said = f"in {call.name}" + (f" of task {task.task_id}" if len(report.tasks) > 1 else "")
     else:
-        said = f"in {len(calls)} calls of {_tasks(len({task.task_id for task, _ in calls}))}"
-    return said + (f" (and {_tasks(without)} without a gate)" if without else "")
-
-
-def _tasks(count: int) -> str:
-    return "1 task" if count == 1 else f"{count} tasks"
+        said = f"in {number_of(len(calls), 'call')} of {number_of(len({task.task_id for task, _ in calls}), 'task')}"
+    return said + (f" (and {number_of(without, 'task')} without a gate)" if without else "")
 
 
 def moment(at: Time | None) -> str:

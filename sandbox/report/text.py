@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sandbox.cli.table import seconds_text, shorten
-from sandbox.errors import printable
+from sandbox.errors import number_of, printable
 from sandbox.manifest.redact import command_line
 from sandbox.report.model import Call, Order, Process, Report, Stop, TaskReport, Time
 from sandbox.report.summary import clock, moment
@@ -67,7 +67,9 @@ def stop_text(stop: Stop) -> str:
     shown = [f"{name} {after(at, start)}" for at, name in sorted(steps, key=_when) if at]
     target = f"of task {stop.task_id} " if stop.task_id else ""
     proof = {"empty": "proven empty", "alive": "SURVIVORS"}.get(stop.proof, "not proven")
-    return f"{target}ordered {clock(start)}, {', '.join(shown)}; {proof}, {len(stop.processes)} processes met"
+    return (
+        f"{target}ordered {clock(start)}, {', '.join(shown)}; {proof}, {number_of(len(stop.processes), 'process')} met"
+    )
 
 
 def _when(step: tuple[Time | None, str]) -> float:
@@ -135,7 +137,8 @@ def finished_text(task: TaskReport) -> str:
         return "no call"
     names = ", ".join(call.name for call in done[-5:])
     tokens = f"; {task.tokens} tokens" if task.tokens else ""
-    return f"{len(done)}{'+' if task.calls_cut else ''} calls, last {names}{tokens}"
+    count = f"{len(done)}+ calls" if task.calls_cut else number_of(len(done), "call")
+    return f"{count}, last {names}{tokens}"
 
 
 def _commits(task: TaskReport) -> str:

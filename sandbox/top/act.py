@@ -11,7 +11,7 @@ from sandbox.control.emergency import emergency_stop
 from sandbox.control.ladder import GRACE, TERM, abort
 from sandbox.control.request import Act, carry_out, target_of
 from sandbox.control.stop import Stop, kill
-from sandbox.errors import AgentboxError
+from sandbox.errors import AgentboxError, number_of
 from sandbox.manifest.home import Home
 
 REASON = "asked for in top"
@@ -82,7 +82,7 @@ class Actions:
 
 def _told(stop: Stop) -> str:
     said = {
-        "empty": f"proven empty, {len(stop.processes)} processes ended",
-        "alive": f"{len(stop.survivors)} SURVIVORS",
+        "empty": f"proven empty, {number_of(len(stop.processes), 'process')} ended",
+        "alive": number_of(len(stop.survivors), "survivor").upper(),
     }.get(stop.proof, "COULD NOT PROVE it empty")
     return "; ".join([said, *stop.warnings[:1]])

@@ -92,8 +92,10 @@ class Top:
         self.screen.armed = key == "E"
         self._armed_at = time.monotonic()
         if key in MOVES and self.frame.rows:
-            at = place(self.frame, self.screen.selected) or 0
-            at = min(max(0, at + MOVES[key]), len(self.frame.rows) - 1)
+            at = place(self.frame, self.screen.selected)
+            last = len(self.frame.rows) - 1
+            # Where nothing is selected, a step selects the first row that there is from that side.
+            at = (last if key == "last" else 0) if at is None else min(max(0, at + MOVES[key]), last)
             self.screen.selected = self.frame.rows[at].key
         elif key in WORDS and self.screen.selected is None:
             self.tell("nothing is selected")

@@ -9,7 +9,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from sandbox.cli.table import bytes_text, seconds_text
-from sandbox.errors import printable
+from sandbox.errors import number_of, printable
 from sandbox.top.sample import Frame, Key, Row
 
 NARROWEST = 40
@@ -64,7 +64,8 @@ def _title(frame: Frame) -> str:
     processes = sum(row.processes or 0 for row in frame.rows if row.task_id is None)
     clock = time.strftime("%H:%M:%S", time.gmtime(frame.at))
     stop = f"emergency stop {frame.emergency}"
-    return f"agentbox {clock} UTC  {runs} runs, {tasks} tasks, {processes} processes  {stop}"
+    counts = number_of(runs, "run"), number_of(tasks, "task"), number_of(processes, "process")
+    return f"agentbox {clock} UTC  {', '.join(counts)}  {stop}"
 
 
 def _header() -> tuple[str, ...]:

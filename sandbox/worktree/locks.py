@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from sandbox.errors import AgentboxError
+from sandbox.errors import AgentboxError, number_of
 from sandbox.kernel.places import holding, working_in
 
 PATIENCE = 5.0
@@ -52,7 +52,7 @@ def _in_use(name: str, path: str, git_dir: str) -> str:
         blind += unseen
     if holders:
         return f"git is at work (pid {', '.join(map(str, sorted(set(holders))))})"
-    return f"{blind} git processes can't be looked at" if blind else ""
+    return f"{number_of(blind, 'git process')} can't be looked at" if blind else ""
 
 
 def _unlink(name: str) -> None:

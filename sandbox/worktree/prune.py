@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox.errors import AgentboxError
+from sandbox.errors import AgentboxError, number_of
 from sandbox.kernel.places import working_in
 from sandbox.worktree import submodules
 from sandbox.worktree.anchor import anchor_all
@@ -119,7 +119,7 @@ def _in_use(found: Candidate, dead: Dead) -> list[str]:
     if pids:
         keep.append(f"pid {', '.join(map(str, pids[:5]))} works in it")
     if blind:
-        keep.append(f"{blind} processes can't be looked at, and may work in it")
+        keep.append(f"{number_of(blind, 'process')} can't be looked at, and may work in it")
     return keep
 
 
@@ -140,9 +140,9 @@ def _work(found: Candidate, drop_ignored: bool) -> list[str]:
     reasons = (
         (s.operation, f"a {s.operation} is under way"),
         (s.conflicts, f"{s.conflicts} conflicts"),
-        (s.changed, f"{s.changed} changed files"),
-        (s.untracked, f"{s.untracked} untracked files"),
-        (s.ignored and not drop_ignored, f"{s.ignored} ignored files ({ignored})"),
+        (s.changed, number_of(s.changed, "changed file")),
+        (s.untracked, number_of(s.untracked, "untracked file")),
+        (s.ignored and not drop_ignored, f"{number_of(s.ignored, 'ignored file')} ({ignored})"),
         (s.on is None, "HEAD is on no branch"),
         (s.unpushed, f"{s.unpushed} commits that are in no remote and no branch of yours"),
         (s.stashes, f"{len(s.stashes)} stashes ({', '.join(one.name for one in s.stashes[:3])})"),

@@ -397,6 +397,8 @@ def test_run_can_have_a_box_again_after_its_end(scene: Scene) -> None:
 
 def test_limit_without_its_controller_is_an_error_and_leaves_nothing(scene: Scene) -> None:
     """These beds have no memory, pids and cpu controllers on cgroup v2."""
+    told = scene.backend.controllers()
+    assert sorted(told) == ["cpu", "memory", "pids"] and all(told.values())
     for limits in (Limits(memory=1 << 28), Limits(pids=100), Limits(cpus=0.5), Limits(oom_group=True)):
         (name,) = limits.asked()
         with pytest.raises(AgentboxError, match=f"--{name} cannot be applied"):
@@ -479,6 +481,7 @@ def test_pids_limit_holds(limited_scene: Scene, of_run: bool, tmp_path: Path) ->
 
 
 def test_cpu_limit_holds(limited_scene: Scene) -> None:
+    assert limited_scene.backend.controllers() == {"cpu": "", "memory": "", "pids": ""}
     box = limited_scene.create(limits=Limits(cpus=0.2))
     child = limited_scene.start(box, ["sh", "-c", "while :; do :; done"])
     child.release()

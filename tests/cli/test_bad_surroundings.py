@@ -6,6 +6,7 @@ name must work in it.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import pytest
 
 from tests.beds import space
 from tests.cli.runs import Done, gone, one_line, pids_of, row, start
-from tests.support import agentbox, agentbox_argv, agentbox_env, is_alive
+from tests.support import agentbox, agentbox_argv, agentbox_env, is_alive, wait_for
 
 VERBS = {
     "run": ("run", "--", "true"),
@@ -204,6 +205,8 @@ class TestStreams:
             assert done.returncode == (0 if stream == "full-stderr" else 2), (args, done.stderr)
             if stream == "full-stdout":
                 one_line(done, "output", "No space left")
+        done = redirected(FULL[stream], "kill", run, "--dry-run", unbuffered=unbuffered)
+        assert done.returncode == (0 if stream == "full-stderr" else 1), "a look that can't be shown has failed"
         done = redirected(FULL[stream], "kill", run, "--json", unbuffered=unbuffered)
         assert done.returncode == 0, "the status of a kill tells of the kill"
         if stream == "full-stdout":
@@ -286,6 +289,40 @@ class TestOnSystemd:
             assert done.returncode == 125
             one_line(done, "no systemd user manager", "loginctl enable-linger nobody")
         assert self._as(list(self.NOBODY), "ps", env=[home]).returncode == 0
+
+    def test_what_doctor_tells_a_user_without_a_manager_mends_it(self, tmp_path: Path) -> None:
+        """Each of the two repairs, typed by root as it is printed; the shell of the user is the one that asked."""
+        tmp_path.chmod(0o777)
+        for path in (tmp_path.parent, tmp_path.parent.parent):
+            path.chmod(0o755)
+        script = '"$@" doctor --json; read -r name; "$@" run --backend "$name" -- true; echo "$?"'
+        for name in ("cgroup", "systemd"):
+            argv = ["setpriv", *self.NOBODY, "env", "-i", f"AGENTBOX_HOME={tmp_path}/h"]
+            argv += ["/bin/sh", "-c", script, "sh", *agentbox_argv()]
+            with subprocess.Popen(argv, stdin=-1, stdout=-1, stderr=-1, text=True, cwd="/") as shell:
+                assert shell.stdin and shell.stdout
+                found = {one["name"]: one for one in json.loads(shell.stdout.readline())["backends"]}
+                assert not found["cgroup"]["works"] and not found["systemd"]["works"]
+                repair = found[name]["repair"]
+                assert repair.startswith("as root: ") and "--backend" not in repair
+                try:
+                    subprocess.run(["sh", "-c", repair.removeprefix("as root: ")], check=True, capture_output=True)
+                    if name == "systemd":
+                        wait_for(Path("/run/user/65534/systemd/private").exists, 60)
+                    out, err = shell.communicate(f"{name}\n", timeout=60)
+                    assert out.splitlines()[-1:] == ["0"], err
+                    assert f"({name})" in err
+                finally:
+                    shell.kill()
+                    self._undo(name)
+
+    def _undo(self, name: str) -> None:
+        if name == "systemd":
+            subprocess.run(["loginctl", "disable-linger", "nobody"], check=True)
+            wait_for(lambda: not Path("/run/user/65534/systemd/private").exists(), 60)
+        else:
+            mount = space.cgroup2_mount()
+            assert mount and space.end_tree(mount / "delegated-nobody")
 
     def test_user_with_no_home_at_all(self) -> None:
         for verb, code in (("run", 125), ("ps", 2), ("kill", 1)):

@@ -225,6 +225,23 @@ class TestRefused:
         agentbox("spawn", live, "--", "true", check=0)
         agentbox("kill", live, check=0)
 
+    def test_a_task_s_control_file_written_by_hand_lifts_no_stop(self, home: Path) -> None:
+        """`resume --task` of a stopped task is refused as `resume` of a stopped run is; its neighbour goes on."""
+        run = start("sleep", "900")
+        for task in ("stopped", "other"):
+            agentbox("spawn", "-d", run, "--task", task, "--", "sleep", "900", check=0)
+        agentbox("kill", run, "--task", "stopped", check=0)
+        order = run_dir(run) / "ctl/tasks/stopped"
+        one_line(agentbox("resume", run, "--task", "stopped", check=75), "stop order stands")
+        order.write_text("RUN 99\n")
+        done = agentbox("resume", run, "--task", "stopped", check=75)
+        one_line(done, f"task stopped of run {run} was stopped", "start a new task")
+        agentbox("pause", run, "--task", "other")
+        agentbox("resume", run, "--task", "other", check=0)
+        agentbox("kill", run, check=0)
+        (run_dir(run) / "ctl/tasks/other").write_text("RUN 99\n")
+        one_line(agentbox("resume", run, "--task", "other", check=75), "start a new task")
+
 
 class TestKilled:
     """A run that was stopped is never one that succeeded."""

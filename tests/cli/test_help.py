@@ -66,7 +66,7 @@ LAUNCH = {
     "--on-exit": ["leave"],
     "--no-hooks": [],
 }
-ELSEWHERE = {"--help", "-h", "--image", "--worktree", "--base", "--output-limit"}
+ELSEWHERE = {"--help", "-h", "--image", "--worktree", "--base", "--output-limit", "--own-dirs"}
 
 
 def test_every_option_of_run_is_known_to_this_test() -> None:
@@ -137,7 +137,7 @@ class TestStopOptions:
         (shown,) = json.loads(agentbox("kill", "--all", "--dry-run", "--json", check=0).stdout)
         assert (shown["proof"], sorted(p["pid"] for p in shown["processes"])) == ("alive", sorted(alive))
         of_task = agentbox("kill", run, "--task", "t", "--dry-run", check=0).stdout
-        assert "would end 1 processes" in of_task and "sleep 902" in of_task
+        assert "would end 1 process\n" in of_task and "sleep 902" in of_task
         assert pids_of(run) == alive
         assert (home / "runs" / run / "manifest.jsonl").read_bytes() == record
         assert row(run)["order"] == "RUN"
@@ -182,10 +182,16 @@ def test_doctor(home: Path) -> None:
     assert [one["name"] for one in found["backends"]] == ["cgroup", "systemd", "docker"]
     for one in found["backends"]:
         assert one["what"] and (one["works"] or one["repair"]), one
+        assert (one["limits"] is None) or one["works"]
+    limits = found["backends"][0]["limits"]
+    for name, option in (("cpu", ("--cpus", "1")), ("memory", ("--memory", "1g")), ("pids", ("--pids", "500"))):
+        tried = agentbox("run", "--backend", "cgroup", *option, "--", "true")
+        assert limits is None or (tried.returncode == 0) == (limits[name] == ""), (limits, tried.stderr)
     assert {"name", "what", "effect"} == set().union(*found["ways_out"], {"name", "what", "effect"})
     text = subprocess.run(
         agentbox_argv("doctor"), env=agentbox_env(), capture_output=True, text=True, timeout=60
     ).stdout
+    assert limits is None or f"      limits: {', '.join(n for n in limits if not limits[n]) or 'none'}" in text
     assert "cgroup:" in text and "state:" in text and text.isprintable() is False
 
 

@@ -23,9 +23,10 @@ from sandbox.drill.sabotage import SABOTAGE
 from sandbox.drill.score import Measured, Score, rows
 from sandbox.drill.table import THRESHOLDS, Table, load
 from sandbox.errors import AgentboxError
+from sandbox.kernel.identity import Identity
 from tests.beds.base import TREE
 from tests.beds.dockerd import Dockerd
-from tests.support import agentbox, agentbox_argv, agentbox_env, is_alive
+from tests.support import agentbox, agentbox_argv, agentbox_env, is_alive, wait_for
 
 QUICK = TREE / "tests" / "drill" / "quick.toml"
 AT_ONCE = 4
@@ -190,11 +191,46 @@ def test_a_signal_ends_it_and_leaves_nothing(tmp_path: Path, number: int, code: 
     assert Held(folder, code, "", "").left() == []
 
 
+def test_the_folder_of_a_drill_that_was_killed_goes_with_the_next(tmp_path: Path) -> None:
+    """Not while its fleet lives, nor a folder that does not prove whose it is, nor that of a drill that goes on."""
+    folder = tmp_path / "d"
+    env = surroundings(folder)
+    others = [folder / "tmp" / f"agentbox-drill-{name}" for name in ("00000000", "00000001", "00000002")]
+    mine = Identity.of(os.getpid())
+    assert mine is not None
+    said = {
+        "token": "x",
+        "home": str(folder / "home"),
+        "boot_id": mine.boot_id,
+        "pid": mine.pid,
+        "start_ticks": mine.start_ticks,
+    }
+    texts = ["", json.dumps(said), json.dumps({**said, "boot_id": ""})]
+    for other, text in zip(others, texts, strict=True):
+        other.mkdir()
+        (other / "drill.json").write_text(text)
+    one = subprocess.Popen(argv("--backend", "cgroup"), env=env, stderr=subprocess.PIPE, text=True)
+    assert one.stderr
+    next(line for line in one.stderr if line.endswith("drill: pause\n"))
+    one.kill()
+    one.communicate(timeout=60)
+    (left,) = set((folder / "tmp").iterdir()) - {*others}
+    run = left.name.removeprefix("agentbox-")
+    code = "from sandbox.drill import abandoned; print(abandoned.remove())"
+    look = [sys.executable, "-c", code]
+    seen = subprocess.run(look, env=env, capture_output=True, text=True, check=True)
+    assert f"agentbox kill {run}" in seen.stdout and left.exists()
+    agentbox("kill", run, home=folder / "home", check=0)
+    wait_for(lambda: subprocess.run(look, env=env, capture_output=True, text=True, check=True).stdout == "[]\n")
+    assert {*others} == set((folder / "tmp").iterdir())
+
+
 def test_it_is_kept_if_asked_for(drills: dict[str, Held]) -> None:
     one = drills["kept"]
     assert one.code == 0, one.out or one.err
     kept, run = Path(one.score["kept"]), one.score["run_id"]
     home = one.folder / "home"
+    assert not (kept / "drill.json").exists(), "a later drill would take it for abandoned"
     assert (kept / "src" / f"wt-{run}-w00" / "work-w00").read_text()
     assert json.loads(agentbox("ps", "-a", "--json", home=home).stdout)[0]["state"] == "stopped"
     agentbox("verify", run, home=home, check=0)
@@ -218,6 +254,12 @@ BAD = [
     (("--thresholds", "/nowhere"), "cannot be read"),
     (("--html", "/nowhere/page"), "cannot be written"),
 ]
+
+
+def test_a_home_that_is_a_file(tmp_path: Path) -> None:
+    done = agentbox("drill", home=Path(os.devnull), env={"TMPDIR": str(tmp_path)}, check=2)
+    assert done.stderr == agentbox("ps", home=Path(os.devnull), check=2).stderr
+    assert len(done.stderr.splitlines()) == 1 and os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(("options", "said"), BAD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -69,7 +70,7 @@ def test_one_frame_in_80_columns(fleet: Callable[..., str], home: Path) -> None:
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown and "\x07" not in shown
     title, header, *rows = shown.splitlines()
-    assert "1 runs, 3 tasks, 3 processes  emergency stop off" in title
+    assert "1 run, 3 tasks, 3 processes  emergency stop off" in title
     assert header.split() == ["RUN", "/", "TASK", "STATE", "BOUNDARY", "PROC", "CPU", "MEM", "AGE", "BRANCH"]
     assert rows[0].split()[:2] == [run, "running"] and rows[1].split()[:4] == ["main", "running", "no", "gate"]
     assert rows[2].split()[:3] == ["w1", "in", "call"] and rows[3].startswith("  a-worker-with-a-n… in call")
@@ -99,6 +100,23 @@ def test_keys_act_on_what_is_selected(terminal: Terminal, fleet: Callable[..., s
     terminal.press("q")
     terminal.shows(PROMPT)
     assert terminal.settings() == before
+
+
+def test_a_step_from_nothing_selects_the_first_row(terminal: Terminal, fleet: Callable[..., str], home: Path) -> None:
+    """Nothing is selected once the run that was is gone; the row at the top is the whole run's."""
+    gone, run = fleet(), fleet("w1")
+    terminal.top()
+    terminal.shows(gone, run, "3 processes")
+    top, other = sorted((gone, run), key=terminal.screen().index)
+    terminal.press("g")
+    agentbox("kill", top, check=0)
+    agentbox("wait", top)
+    shutil.rmtree(home / "runs" / top)
+    wait_for(lambda: top not in terminal.screen())
+    terminal.press("r")
+    terminal.shows("nothing is selected")
+    terminal.press("j", "K")
+    terminal.shows(f"kill {other}: proven empty")
 
 
 def test_the_emergency_stop_is_a_key_pressed_twice(
@@ -138,12 +156,12 @@ def test_a_task_that_is_killed_from_outside(terminal: Terminal, fleet: Callable[
     terminal.top()
     terminal.shows("w1", "2 processes")
     os.kill(pids(run)["w1"], signal.SIGKILL)
-    terminal.shows("signaled", "1 processes")
+    terminal.shows("signaled", "1 process ")
     terminal.press("C-z")
     terminal.shows("Stopped")
     assert terminal.settings() == before
     terminal.type("fg")
-    terminal.shows("signaled", "1 processes")
+    terminal.shows("signaled", "1 process ")
     terminal.press("C-c")
     terminal.shows(PROMPT)
     assert terminal.settings() == before

@@ -88,7 +88,7 @@ def merging(tree: Path) -> None:
     [
         (dirty, "1 changed"),
         (untracked, "1 untracked"),
-        (ignored, "1 ignored files (x.o)"),
+        (ignored, "1 ignored file (x.o)"),
         (unpushed, "1 commits that are in no remote"),
         (detached, "HEAD is on no branch"),
         (stashed, "1 stashes (stash@{0})"),
@@ -234,7 +234,7 @@ def test_nested_ones_come_first(repo: Path, tree: Path) -> None:
     assert found[0].removable and not found[1].removable
     remove(found[0], dead)
     (one,) = candidates(common(repo), dead)
-    assert one.removable or one.keep == ["1 ignored files (x.o/)"], one.keep
+    assert one.removable or one.keep == ["1 ignored file (x.o/)"], one.keep
 
 
 def with_submodule(repo: Path, tmp_path: Path) -> tuple[Path, Path]:
