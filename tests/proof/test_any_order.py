@@ -1,4 +1,4 @@
-"""Stories of verbs, crashes and reboots against a model; and every order of a start's and a stop's steps.
+"""Stories of verbs, crashes and reboots against a model; and a start's and a stop's steps in every order.
 
 AGENTBOX_TEST_SEED replays what was drawn; without it the stories are always the same.
 """
@@ -15,10 +15,14 @@ from typing import Any
 import pytest
 
 from tests.beds.base import TREE
+from tests.beds.dockerd import Dockerd
 from tests.support import agentbox_env
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups at the top")
 STORIES, STEPS = 12, 12
+SCENES = ("run", "spawn", "task")
+SOME = 12
+"""Of about a hundred orders in containers, drawn by the seed; with --full all of them are played."""
 
 
 def told(module: str, home: Path, *args: object) -> dict[str, Any]:
@@ -50,31 +54,63 @@ def test_many_stories(tmp_path: Path) -> None:
     assert all(seen[f"finding {kind}"] for kind in ("orphan", "lost"))
 
 
-def all_orders(scene: str, backend: str, most: int, tmp_path: Path) -> int:
-    found = told("interleaving", tmp_path / "home", scene, backend, most, *(seeds() or ["1"]))
+def orders(scene: str, backend: str, how: str, most: int, home: Path) -> dict[str, Any]:
+    found = told("interleaving", home, scene, backend, how, most, *(seeds() or ["1"]))
     assert not found["faults"], "\n".join(found["faults"])
-    assert found["orders"] >= most
+    assert not found["against_the_rules"]
     assert len(found["seen"]) == 2, found
-    return int(found["orders"])
+    return found
+
+
+def every_pair(scene: str, backend: str, home: Path) -> None:
+    """Each step of a start before and after each of a stop, but for what can't be."""
+    found = orders(scene, backend, "pairs", 0, home)
+    assert found["missing"] == []
+    starts, stops = ({step.split(": ")[1] for step in found["steps"][side]} for side in ("start", "stop"))
+    assert starts >= {"look", "task.intent", "create", "fork", "look 2", "task.started", "release", "look 3"}
+    assert {step.rpartition(" ")[2] for step in stops} >= {"order", "freeze", "kill", "receipt"}
 
 
 @ROOT
 @pytest.mark.limit(900)
-@pytest.mark.parametrize("scene", ["run", "spawn", "task"])
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_pair_of_steps_of_a_start_and_a_stop(scene: str, tmp_path: Path) -> None:
+    every_pair(scene, "cgroup", tmp_path / "home")
+
+
+@ROOT
+@pytest.mark.limit(900)
+@pytest.mark.parametrize("scene", SCENES)
 def test_orders_of_a_start_and_a_stop(scene: str, tmp_path: Path) -> None:
-    all_orders(scene, "cgroup", 120, tmp_path)
+    """The sides take turns more often than the pairs need."""
+    orders(scene, "cgroup", "random", 40, tmp_path / "home")
+
+
+@pytest.mark.limit(1800)
+@pytest.mark.bed("nspawn")
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_pair_in_scopes(scene: str, tmp_path: Path) -> None:
+    every_pair(scene, "systemd", tmp_path / "home")
 
 
 @pytest.mark.limit(900)
-@pytest.mark.bed("nspawn")
-@pytest.mark.parametrize("scene", ["run", "spawn"])
-def test_orders_in_scopes(scene: str, tmp_path: Path) -> None:
-    all_orders(scene, "systemd", 15, tmp_path)
+@pytest.mark.bed("dockerd")
+@pytest.mark.parametrize("scene", SCENES)
+def test_pairs_in_containers(dockerd: Dockerd, scene: str, tmp_path: Path) -> None:
+    assert orders(scene, "docker", "pairs", SOME, tmp_path / "home")["played"] == SOME
+
+
+@pytest.mark.limit(3600)
+@pytest.mark.bed("dockerd")
+@pytest.mark.full("a hundred orders a scene, a second each")
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_pair_in_containers(dockerd: Dockerd, scene: str, tmp_path: Path) -> None:
+    every_pair(scene, "docker", tmp_path / "home")
 
 
 @ROOT
 @pytest.mark.limit(7200)
 @pytest.mark.full("each order once, some thousand")
-@pytest.mark.parametrize("scene", ["run", "spawn", "task"])
+@pytest.mark.parametrize("scene", SCENES)
 def test_every_order_of_a_start_and_a_stop(scene: str, tmp_path: Path) -> None:
-    assert all_orders(scene, "cgroup", 0, tmp_path) > 500
+    assert orders(scene, "cgroup", "all", 0, tmp_path / "home")["orders"] > 500

@@ -1,0 +1,109 @@
+"""Which orders of two sides' steps are played, and which pairs of steps were met in both orders by them.
+
+A step is known by its side, its name and the how-manyth of that name it is: `start: look 2`.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tests.proof.stage import START, STOP
+
+Order = tuple[str, ...]
+ENDLESS = 1000
+
+
+@dataclass(frozen=True)
+class Made:
+    """A play: its steps as (side, name), and at each the sides that could have gone on."""
+
+    steps: tuple[tuple[str, str], ...]
+    could: tuple[tuple[str, ...], ...]
+
+    @property
+    def order(self) -> Order:
+        return tuple(side for side, _ in self.steps)
+
+    def labels(self) -> list[tuple[str, str]]:
+        """(side, step), each once."""
+        counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        found = []
+        for step in self.steps:
+            counts[step] += 1
+            number = f" {counts[step]}" if counts[step] > 1 else ""
+            found.append((step[0], f"{step[0]}: {step[1]}{number}"))
+        return found
+
+
+Play = Callable[[Order], Made]
+
+
+def every_order(play: Play) -> Iterator[Made]:
+    """Each order once: what a play could have done elsewhere is what is played next."""
+    waiting: list[Order] = [()]
+    while waiting:
+        prefix = waiting.pop()
+        made = play(prefix)
+        yield made
+        for place in range(len(prefix), len(made.order)):
+            others = [other for other in made.could[place] if other != made.order[place]]
+            waiting += [(*made.order[:place], other) for other in others]
+
+
+def at_random(play: Play, most: int, seed: int) -> Iterator[Made]:
+    """Each order is drawn by a mix of the two sides, weighted so that either may be far ahead."""
+    rng = random.Random(seed)
+    for _ in range(most):
+        weight = rng.random()
+        yield play(tuple(START if rng.random() < weight else STOP for _ in range(40)))
+
+
+def pairs(play: Play, most: int = 0, seed: int = 0) -> Iterator[Made]:
+    """The start goes i steps, the stop j, then the start all of its rest, then the stop its: for every (i, j).
+
+    So each step of either side comes before and after each of the other's. With `most` that many of them, drawn by
+    `seed`, and the one in which the start is through before the stop begins.
+    """
+    first = play((START,) * ENDLESS)
+    yield first
+    starts = first.order.count(START)
+    if most:
+        all_of_them = [(i, j) for i in range(starts) for j in range(1, len(first.order) - starts + 1)]
+        for i, j in random.Random(seed).sample(all_of_them, min(most - 1, len(all_of_them))):
+            yield play(_turns(i, j))
+        return
+    for i in range(starts):
+        j, made = 0, first
+        while not j or made.order[i : i + j] == (STOP,) * j:
+            j += 1
+            made = play(_turns(i, j))
+            yield made
+
+
+def _turns(i: int, j: int) -> Order:
+    return (START,) * i + (STOP,) * j + (START,) * ENDLESS
+
+
+@dataclass
+class Coverage:
+    """Which steps there were, and which of two came first: by what was really played."""
+
+    steps: dict[str, dict[str, None]] = field(default_factory=lambda: {START: {}, STOP: {}})
+    seen: set[tuple[str, str]] = field(default_factory=set)
+    orders: set[Order] = field(default_factory=set)
+
+    def add(self, made: Made) -> None:
+        self.orders.add(made.order)
+        before: dict[str, list[str]] = {START: [], STOP: []}
+        for side, step in made.labels():
+            self.steps[side][step] = None
+            self.seen |= {(other, step) for other in before[STOP if side == START else START]}
+            before[side].append(step)
+
+    def missing(self) -> list[tuple[str, str]]:
+        """(first, second): pairs of which one order was never met."""
+        both = [(a, b) for a in self.steps[START] for b in self.steps[STOP]]
+        return [pair for a, b in both for pair in ((a, b), (b, a)) if pair not in self.seen]
