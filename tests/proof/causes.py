@@ -1,4 +1,4 @@
-"""Which steps of a start and a stop can come in one order alone, and why: of these there is nothing to play."""
+"""Which steps of a start and a stop are met in one order alone, and why."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import re
 from dataclasses import dataclass
 
 UNDO = r"start: (kill|engine \w+|destroy( 2)?|parents 2|look 3|task.failed_to_start)( \d)?"
-ALL = ("run", "spawn", "task")
 ALONE = ("run", "task")
 """Scenes in which nothing but what is being started is stopped."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`first` never comes before `second`, both patterns of whole steps, in these scenes."""
+    """`first` never comes before `second`, both patterns of whole steps, in these scenes and on these backends."""
 
     first: str
     second: str
     why: str
-    scenes: tuple[str, ...] = ALL
+    scenes: tuple[str, ...] = ("run", "spawn", "task")
+    backends: tuple[str, ...] = ("cgroup", "systemd", "docker")
+
+    def holds(self, scene: str, backend: str, first: str, second: str) -> bool:
+        here = scene in self.scenes and backend in self.backends
+        return here and bool(re.fullmatch(self.first, first) and re.fullmatch(self.second, second))
 
 
-RULES = (
+NEVER = (
     Rule(UNDO, r"stop: (locate .*|order)", "a start undoes itself only because of the order"),
     Rule(
         r"stop: round \d .*(freeze|kill|engine \w+)( \d)?",
@@ -40,12 +44,38 @@ RULES = (
         r"start: (task.started|release)",
         "a stop leaves the boxes to a launcher that is at it, and of a start after it there is only a look",
     ),
+    Rule(
+        r"stop: round \d docker .*(freeze|kill|engine \w+)( \d)?",
+        r"start: (parents|fork)",
+        "a container is made at the fork",
+        ALONE,
+    ),
+    Rule(
+        r"stop: round \d (\w+ freeze|docker engine (kill|pause))( \d)?",
+        r"start: (look 2|task.started|release)",
+        "a container runs from its release on",
+        ALONE,
+        ("docker",),
+    ),
 )
+"""What can't be, in however many turns."""
+
+TURNS = (
+    Rule(
+        r"stop: (after )?round [2-9] .*",
+        r"start: .*",
+        "a further round is there for what came during the one before",
+    ),
+    Rule(
+        UNDO,
+        r"stop: round \d .*",
+        "what a container's start has to undo was stopped in another round",
+        backends=("docker",),
+    ),
+)
+"""What takes more turns of the two sides than are played for the pairs."""
 
 
-def why_not(scene: str, first: str, second: str) -> str | None:
-    """Why `first` can't come before `second`; None where it can."""
-    for rule in RULES:
-        if scene in rule.scenes and re.fullmatch(rule.first, first) and re.fullmatch(rule.second, second):
-            return rule.why
-    return None
+def why_not(rules: tuple[Rule, ...], scene: str, backend: str, pair: tuple[str, str]) -> str | None:
+    """Why the first of the pair is not met before the second; None where it should be."""
+    return next((rule.why for rule in rules if rule.holds(scene, backend, *pair)), None)

@@ -42,7 +42,7 @@ def seeds() -> list[str]:
 @ROOT
 @pytest.mark.limit(600)
 def test_stories(tmp_path: Path) -> None:
-    seen = told("machine", tmp_path / "home", STORIES, STEPS, *seeds())
+    seen = told("machine", tmp_path / "home", "cgroup", STORIES, STEPS, *seeds())
     assert seen["run 0"] and seen["kill 0"]
 
 
@@ -50,7 +50,7 @@ def test_stories(tmp_path: Path) -> None:
 @pytest.mark.limit(7200)
 @pytest.mark.full("many more, and longer")
 def test_many_stories(tmp_path: Path) -> None:
-    seen = told("machine", tmp_path / "home", 300, 30, *(seeds() or ["1"]))
+    seen = told("machine", tmp_path / "home", "cgroup", 300, 30, *(seeds() or ["1"]))
     assert all(seen[f"finding {kind}"] for kind in ("orphan", "lost"))
 
 
