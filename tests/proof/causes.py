@@ -58,24 +58,8 @@ NEVER = (
         ("docker",),
     ),
 )
-"""What can't be, in however many turns."""
-
-TURNS = (
-    Rule(
-        r"stop: (after )?round [2-9] .*",
-        r"start: .*",
-        "a further round is there for what came during the one before",
-    ),
-    Rule(
-        UNDO,
-        r"stop: round \d .*",
-        "what a container's start has to undo was stopped in another round",
-        backends=("docker",),
-    ),
-)
-"""What takes more turns of the two sides than are played for the pairs."""
 
 
-def why_not(rules: tuple[Rule, ...], scene: str, backend: str, pair: tuple[str, str]) -> str | None:
-    """Why the first of the pair is not met before the second; None where it should be."""
-    return next((rule.why for rule in rules if rule.holds(scene, backend, *pair)), None)
+def why_not(scene: str, backend: str, first: str, second: str) -> str | None:
+    """Why the first can't come before the second; None where it can."""
+    return next((rule.why for rule in NEVER if rule.holds(scene, backend, first, second)), None)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from sandbox.boxes.base import Backend, Box
@@ -41,7 +42,7 @@ from tests.beds import space
 from tests.beds.dockerd import IMAGE
 from tests.cli.runs import parent_box
 from tests.proof.causes import why_not
-from tests.proof.orders import Coverage, Made, Order, at_random, every_order, pairs
+from tests.proof.orders import Coverage, Made, Order, at_random, directed, every_order, pairs
 from tests.proof.stage import (
     PATIENCE,
     START,
@@ -251,24 +252,27 @@ def played(scene: Scene, how: str, most: int, seed: int) -> dict[str, object]:
         finally:
             play.clean_up()
 
+    def can_be(first: str, second: str) -> bool:
+        return why_not(scene.name, scene.backend, first, second) is None
+
     orders = {"pairs": pairs, "random": at_random}[how](one, most, seed) if how != "all" else every_order(one)
     with suppress(AssertionError, AgentboxError):
-        for made in orders:
+        for made in chain(orders, directed(one, coverage, can_be) if how == "pairs" and not most else ()):
             coverage.add(made)
             seen["the start ended first" if made.order[-1] == STOP else "the stop ended first"] += 1
     missing = coverage.missing()
-    reasons = collections.Counter(why for pair in missing if (why := why_not(scene.name, *pair)))
+    never = collections.Counter(why_not(scene.name, scene.backend, *pair) for pair in missing)
     return {
         "scene": scene.name,
         "backend": scene.backend,
-        "orders": len(coverage.orders),
         "played": sum(seen.values()),
+        "orders": len(coverage.plays),
         "steps": {side: list(found) for side, found in coverage.steps.items()},
         "seen": dict(seen),
         "pairs": len(coverage.seen),
-        "never": dict(reasons),
-        "missing": [" before ".join(pair) for pair in missing if not why_not(scene.name, *pair)],
-        "against_the_rules": [" before ".join(pair) for pair in coverage.seen if why_not(scene.name, *pair)],
+        "never": {why: count for why, count in never.items() if why},
+        "missing": [" before ".join(pair) for pair in missing if can_be(*pair)],
+        "against_the_rules": [" before ".join(pair) for pair in coverage.seen if not can_be(*pair)],
         "faults": faults,
     }
 

@@ -167,7 +167,8 @@ class Fleet(RuleBasedStateMachine):
         assert self.verb("estop") == 0
         self.emergency = True
         for run in self.runs:
-            if run.live:
+            # The engine may still start a container of a run of which no end is recorded.
+            if run.live or (self.backend == "docker" and run.lost and not run.closed):
                 run.ends()
 
     @precondition(lambda self: self.emergency)

@@ -14,6 +14,8 @@ from tests.proof.stage import START, STOP
 
 Order = tuple[str, ...]
 ENDLESS = 1000
+WITNESSES = 4
+"""Plays from which the way to a pair that is not met yet is tried."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +89,34 @@ def _turns(i: int, j: int) -> Order:
     return (START,) * i + (STOP,) * j + (START,) * ENDLESS
 
 
+def directed(play: Play, coverage: Coverage, can_be: Callable[[str, str], bool]) -> Iterator[Made]:
+    """Orders of more turns, for what is not met yet and can be: a play that had the first step, with the side of the
+    second held before it until then."""
+    tried: set[Order] = set()
+    while True:
+        wanted = [pair for pair in coverage.missing() if can_be(*pair)]
+        fresh = next((order for pair in wanted for order in coverage.towards(*pair) if order not in tried), None)
+        if fresh is None:
+            return
+        tried.add(fresh)
+        yield play(fresh)
+
+
 @dataclass
 class Coverage:
     """Which steps there were, and which of two came first: by what was really played."""
 
-    steps: dict[str, dict[str, None]] = field(default_factory=lambda: {START: {}, STOP: {}})
+    steps: dict[str, dict[str, int]] = field(default_factory=lambda: {START: {}, STOP: {}})
+    """Each side's, with the number of its own that came before, at the least."""
     seen: set[tuple[str, str]] = field(default_factory=set)
-    orders: set[Order] = field(default_factory=set)
+    plays: dict[Order, Made] = field(default_factory=dict)
 
     def add(self, made: Made) -> None:
-        self.orders.add(made.order)
+        self.plays[made.order] = made
         before: dict[str, list[str]] = {START: [], STOP: []}
         for side, step in made.labels():
-            self.steps[side][step] = None
+            number = len(before[side])
+            self.steps[side][step] = min(number, self.steps[side].get(step, number))
             self.seen |= {(other, step) for other in before[STOP if side == START else START]}
             before[side].append(step)
 
@@ -107,3 +124,20 @@ class Coverage:
         """(first, second): pairs of which one order was never met."""
         both = [(a, b) for a in self.steps[START] for b in self.steps[STOP]]
         return [pair for a, b in both for pair in ((a, b), (b, a)) if pair not in self.seen]
+
+    def towards(self, first: str, second: str) -> Iterator[Order]:
+        """At most WITNESSES orders that may have `first` before `second`."""
+        side = START if first in self.steps[START] else STOP
+        other = STOP if side == START else START
+        found: dict[Order, None] = {}
+        for made in self.plays.values():
+            names = [name for _, name in made.labels()]
+            if first not in names or len(found) == WITNESSES:
+                continue
+            left, order = self.steps[other][second], []
+            for turn in made.order[: names.index(first) + 1]:
+                left -= turn == other
+                if turn == side or left >= 0:
+                    order.append(turn)
+            found[(*order, *(other,) * ENDLESS)] = None
+        yield from found

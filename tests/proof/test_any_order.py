@@ -51,7 +51,22 @@ def test_stories(tmp_path: Path) -> None:
 @pytest.mark.full("many more, and longer")
 def test_many_stories(tmp_path: Path) -> None:
     seen = told("machine", tmp_path / "home", "cgroup", 300, 30, *(seeds() or ["1"]))
-    assert all(seen[f"finding {kind}"] for kind in ("orphan", "lost"))
+    assert all(seen[word] for word in ("finding orphan", "finding lost", "keep", "modify", "drop"))
+
+
+@pytest.mark.limit(900)
+@pytest.mark.bed("dockerd")
+def test_stories_in_containers(dockerd: Dockerd, tmp_path: Path) -> None:
+    seen = told("machine", tmp_path / "home", "docker", 4, 10, *(seeds() or ["1"]))
+    assert seen["run 0"] and seen["kill 0"]
+
+
+@pytest.mark.limit(7200)
+@pytest.mark.bed("dockerd")
+@pytest.mark.full("many more, and longer")
+def test_many_stories_in_containers(dockerd: Dockerd, tmp_path: Path) -> None:
+    seen = told("machine", tmp_path / "home", "docker", 60, 20, *(seeds() or ["1"]))
+    assert all(seen[word] for word in ("finding orphan", "finding lost", "keep", "modify", "drop"))
 
 
 def orders(scene: str, backend: str, how: str, most: int, home: Path) -> dict[str, Any]:
