@@ -9,6 +9,9 @@ UNDO = r"start: (kill|engine \w+|destroy( 2)?|parents 2|look 3|task.failed_to_st
 ALONE = ("run", "task")
 """Scenes in which nothing but what is being started is stopped."""
 
+OF_THE_KERNEL = ("cgroup", "systemd")
+"""Backends whose boxes the first look of a stop finds."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -56,6 +59,45 @@ NEVER = (
         "a container runs from its release on",
         ALONE,
         ("docker",),
+    ),
+    Rule(
+        UNDO,
+        r"stop: round \d (\w+ freeze|docker engine (kill|pause))( \d)?",
+        "what a start undoes does not live any more, or never did",
+        ALONE,
+        ("docker",),
+    ),
+    Rule(
+        r"stop: round \d docker (freeze|engine (kill|pause))( \d)?",
+        UNDO,
+        "what the engine calls running was released, and its start has nothing to undo",
+        ALONE,
+        ("docker",),
+    ),
+    Rule(
+        r"stop: (after )?round [2-9] .*",
+        r"start: (look|task.intent|create)",
+        "a further round is there for a box that came during the one before",
+        ALONE,
+    ),
+    Rule(
+        r"stop: (after )?round [2-9] .*",
+        r"start: (look|task.intent|create|parents|fork)",
+        "a further round is there for what came to live during the one before",
+        ("spawn",),
+        OF_THE_KERNEL,
+    ),
+    Rule(
+        r"stop: (after )?round [2-9] .*",
+        r"start: (task.started|release)",
+        "whose box comes during a stop is refused at its second look",
+        backends=OF_THE_KERNEL,
+    ),
+    Rule(
+        r"start: (task.started|release)",
+        r"stop: (after )?round [2-9] .*",
+        "whose box comes during a stop is refused at its second look",
+        backends=OF_THE_KERNEL,
     ),
 )
 

@@ -9,6 +9,7 @@ import collections
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tests.proof.stage import START, STOP
 
@@ -29,14 +30,15 @@ class Made:
     def order(self) -> Order:
         return tuple(side for side, _ in self.steps)
 
-    def labels(self) -> list[tuple[str, str]]:
-        """(side, step), each once."""
+    @cached_property
+    def names(self) -> list[str]:
+        """The steps, each with a name of its own."""
         counts: collections.Counter[tuple[str, str]] = collections.Counter()
         found = []
         for step in self.steps:
             counts[step] += 1
             number = f" {counts[step]}" if counts[step] > 1 else ""
-            found.append((step[0], f"{step[0]}: {step[1]}{number}"))
+            found.append(f"{step[0]}: {step[1]}{number}")
         return found
 
 
@@ -55,19 +57,12 @@ def every_order(play: Play) -> Iterator[Made]:
             waiting += [(*made.order[:place], other) for other in others]
 
 
-def at_random(play: Play, most: int, seed: int) -> Iterator[Made]:
-    """Each order is drawn by a mix of the two sides, weighted so that either may be far ahead."""
-    rng = random.Random(seed)
-    for _ in range(most):
-        weight = rng.random()
-        yield play(tuple(START if rng.random() < weight else STOP for _ in range(40)))
-
-
 def pairs(play: Play, most: int = 0, seed: int = 0) -> Iterator[Made]:
     """The start goes i steps, the stop j, then the start all of its rest, then the stop its: for every (i, j).
 
-    So each step of either side comes before and after each of the other's. With `most` that many of them, drawn by
-    `seed`, and the one in which the start is through before the stop begins.
+    So each step of either side comes before and after each of the other's. Then the same with the start going only
+    one more step before the stop goes all of its rest: what a further round of a stop is there for. With `most` that
+    many of the first kind, drawn by `seed`, and the one in which the start is through before the stop begins.
     """
     first = play((START,) * ENDLESS)
     yield first
@@ -75,18 +70,19 @@ def pairs(play: Play, most: int = 0, seed: int = 0) -> Iterator[Made]:
     if most:
         all_of_them = [(i, j) for i in range(starts) for j in range(1, len(first.order) - starts + 1)]
         for i, j in random.Random(seed).sample(all_of_them, min(most - 1, len(all_of_them))):
-            yield play(_turns(i, j))
+            yield play(_turns(i, j, ENDLESS))
         return
-    for i in range(starts):
-        j, made = 0, first
-        while not j or made.order[i : i + j] == (STOP,) * j:
-            j += 1
-            made = play(_turns(i, j))
-            yield made
+    for more in (ENDLESS, 1):
+        for i in range(starts):
+            j, made = 0, first
+            while not j or made.order[i : i + j] == (STOP,) * j:
+                j += 1
+                made = play(_turns(i, j, more))
+                yield made
 
 
-def _turns(i: int, j: int) -> Order:
-    return (START,) * i + (STOP,) * j + (START,) * ENDLESS
+def _turns(i: int, j: int, more: int) -> Order:
+    return (START,) * i + (STOP,) * j + (START,) * more + (STOP,) * ENDLESS
 
 
 def directed(play: Play, coverage: Coverage, can_be: Callable[[str, str], bool]) -> Iterator[Made]:
@@ -114,7 +110,7 @@ class Coverage:
     def add(self, made: Made) -> None:
         self.plays[made.order] = made
         before: dict[str, list[str]] = {START: [], STOP: []}
-        for side, step in made.labels():
+        for side, step in zip(made.order, made.names, strict=True):
             number = len(before[side])
             self.steps[side][step] = min(number, self.steps[side].get(step, number))
             self.seen |= {(other, step) for other in before[STOP if side == START else START]}
@@ -130,12 +126,11 @@ class Coverage:
         side = START if first in self.steps[START] else STOP
         other = STOP if side == START else START
         found: dict[Order, None] = {}
-        for made in self.plays.values():
-            names = [name for _, name in made.labels()]
-            if first not in names or len(found) == WITNESSES:
+        for made in sorted(self.plays.values(), key=lambda made: second not in made.names):
+            if first not in made.names or len(found) == WITNESSES:
                 continue
             left, order = self.steps[other][second], []
-            for turn in made.order[: names.index(first) + 1]:
+            for turn in made.order[: made.names.index(first) + 1]:
                 left -= turn == other
                 if turn == side or left >= 0:
                     order.append(turn)

@@ -93,14 +93,6 @@ def test_every_pair_of_steps_of_a_start_and_a_stop(scene: str, tmp_path: Path) -
     every_pair(scene, "cgroup", tmp_path / "home")
 
 
-@ROOT
-@pytest.mark.limit(900)
-@pytest.mark.parametrize("scene", SCENES)
-def test_orders_of_a_start_and_a_stop(scene: str, tmp_path: Path) -> None:
-    """The sides take turns more often than the pairs need."""
-    orders(scene, "cgroup", "random", 40, tmp_path / "home")
-
-
 @pytest.mark.limit(1800)
 @pytest.mark.bed("nspawn")
 @pytest.mark.parametrize("scene", SCENES)
