@@ -43,6 +43,13 @@ NEVER = (
         ALONE,
     ),
     Rule(
+        r"stop: (round \d (ask for the freeze|kill)|(after )?round [2-9] .*)( \d)?",
+        r"start: (parents|fork)",
+        "a scope is made at the fork, around its first process",
+        ("task",),
+        ("systemd",),
+    ),
+    Rule(
         r"stop: settle .*",
         r"start: (task.started|release)",
         "a stop leaves the boxes to a launcher that is at it, and of a start after it there is only a look",
