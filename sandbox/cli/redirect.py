@@ -33,7 +33,7 @@ def redirect(
 
     A table is {"tasks": [{"task": "w1", "action": "modify", "delta": "use the new API"}, …]}.
 
-    Exit 1: a drop survived.
+    Exit 1: a drop survived; 75: the run is stopped.
     """
     if draft == bool(table):
         raise AgentboxError("give --table FILE or --draft", fix="see `agentbox redirect --help`", code=USAGE)
@@ -42,6 +42,7 @@ def redirect(
     if draft:
         sys.stdout.write(json.dumps(control.draft(home, run_id, touches or []), indent=2) + "\n")
         return
+    control.refuse_under_stop(home.run_dir(run_id))
     rows = parse(_read(table), control.in_flight(home, run_id))
     done = control.redirect(home, run_id, rows, values.duration(grace), values.duration(term))
     _tell(done, as_json)

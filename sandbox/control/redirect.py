@@ -13,11 +13,12 @@ from typing import Any
 from sandbox.control import orders
 from sandbox.control.ladder import abort
 from sandbox.control.request import carry_out, target_of
-from sandbox.control.status import status
-from sandbox.control.stop import Stop
+from sandbox.control.status import launcher_alive, status
+from sandbox.control.stop import Stop, look
 from sandbox.control.table import Row
 from sandbox.control.under_way import under_way
 from sandbox.errors import AgentboxError, Refused
+from sandbox.manifest.fold import Task
 from sandbox.manifest.home import Home, RunDir, fsync_directory
 from sandbox.manifest.record import whoami
 from sandbox.manifest.writer import Writer
@@ -40,7 +41,12 @@ def in_flight(home: Home, run_id: str) -> list[str]:
     if not one.live:
         raise AgentboxError(f"run {run_id} is not alive ({one.state})", fix="there is nothing to redirect")
     ours = [t for t in one.run.tasks.values() if t.state in ("intent", "started") and t.task_id != one.run.main_task]
-    return sorted(task.task_id for task in ours)
+    return sorted(task.task_id for task in ours if not _ended_unrecorded(home, run_id, task))
+
+
+def _ended_unrecorded(home: Home, run_id: str, task: Task) -> bool:
+    """Did it end with nobody left to record that? Its launcher is gone, and its box is proven empty."""
+    return launcher_alive(task) is False and look(target_of(home, run_id, task.task_id)).proof == "empty"
 
 
 def draft(home: Home, run_id: str, touches: list[str]) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def redirect(home: Home, run_id: str, rows: list[Row], grace: float, term: float
     run = home.run_dir(run_id)
     result = Redirected()
     with under_way(run):
-        _refuse_under_stop(run)
+        refuse_under_stop(run)
         record = {"tasks": [vars(row) for row in rows]}
         writer = Writer(run.manifest, run_id, by=whoami())
         writer.append("steer.table", sync=True, table=record)
@@ -130,7 +136,8 @@ def _abandon(home: Home, run_id: str, task_id: str, result: Redirected) -> None:
         result.problems.append(f"{task_id}: {error}")
 
 
-def _refuse_under_stop(run: RunDir) -> None:
+def refuse_under_stop(run: RunDir) -> None:
+    """Raises Refused where the run's order is STOP, which is final."""
     order = orders.read_order(run.control)
     if order.word == "STOP":
         raise Refused(f"run {run.run_id} is under order STOP ({order.reason})", fix="start a new run")

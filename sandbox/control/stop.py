@@ -112,13 +112,16 @@ def kill(target: Target, stop: Stop, seconds: float = KILL_SECONDS) -> Stop:
         _freeze_and_photograph(found, stop)
         killed = _kill_all(found, deadline)
         settled = orders.stands_for_good(target.order_path, reason=stop.reason, by=stop.by)
-        proof = worst([killed, *(backend.populated(box) for backend, box in target.boxes())])
-        if (proof == "empty" and settled) or time.monotonic() >= deadline:
+        fresh = target.boxes()
+        proof = worst([killed, *(backend.populated(box) for backend, box in fresh)])
+        # An empty box that the kill has not met may be a start's: a container that is made, and about to run.
+        met = _names(fresh) <= _names(found)
+        if (proof == "empty" and settled and met) or time.monotonic() >= deadline:
             break
         if proof == "unknown":
             time.sleep(0.1)  # an engine that can't be asked is asked again, but not in a storm
     stop.warnings += [*target.unreachable, *(line for one in target.backends for line in getattr(one, "notes", ()))]
-    if target.unreachable and proof == "empty":
+    if proof == "empty" and (target.unreachable or not met):
         proof = "unknown"
     if proof == "empty":
         stop.empty_at = now()
@@ -126,6 +129,10 @@ def kill(target: Target, stop: Stop, seconds: float = KILL_SECONDS) -> Stop:
         stop.survivors = _survivors(target.boxes())
     stop.proof = proof
     return stop
+
+
+def _names(found: Found) -> set[tuple[str, str, str | None]]:
+    return {(backend.name, box.id, box.cgroup) for backend, box in found}
 
 
 def look(target: Target) -> Stop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from sandbox.control.orders import read_order
-from sandbox.control.status import status
+from sandbox.control.status import launcher_identity, status
 from sandbox.control.table import parse
 from sandbox.errors import AgentboxError
 from sandbox.harness.beat import Mark, marks
@@ -312,6 +313,23 @@ def test_a_table_that_does_not_fit_is_refused_and_changes_nothing(home: Path, tm
     agentbox("redirect", RUN, check=2)
     agentbox("kill", RUN, check=0)
     assert agentbox("redirect", RUN, "--draft").returncode == 2
+    assert "under order STOP" in agentbox("redirect", RUN, "--table", str(table), check=75).stderr
+
+
+def test_a_task_that_ended_with_its_launcher_gone_is_not_in_flight(home: Path, tmp_path: Path) -> None:
+    agentbox("run", "-d", "--run-id", RUN, "--", "sleep", "1000", check=0)
+    for name in ("a", "b", "c"):
+        agentbox("spawn", RUN, "-d", "--task", name, "--", "sleep", "1000", check=0)
+    for name in ("a", "b"):
+        launcher = launcher_identity(status(Home(str(home)), RUN).run.tasks[name])
+        assert launcher and launcher.signal(signal.SIGKILL)
+        wait_for(lambda one=launcher: one.alive() is False)
+    agentbox("kill", RUN, "--task", "a", check=0)
+    table = tmp_path / "table"
+    table.write_text(agentbox("redirect", RUN, "--draft", check=0).stdout)
+    assert [row["task"] for row in json.loads(table.read_text())["tasks"]] == ["b", "c"]
+    agentbox("redirect", RUN, "--table", str(table), check=0)
+    agentbox("kill", RUN, check=0)
 
 
 def test_one_redirect_at_a_time_and_no_new_task_meanwhile(home: Path, tmp_path: Path) -> None:

@@ -7,10 +7,17 @@ import random
 import signal
 import subprocess
 import time
+from typing import Any
 
 import pytest
 
 from sandbox.boxes.base import Command
+from sandbox.errors import Refused
+from sandbox.launch.run import prepare
+from sandbox.launch.spec import LaunchSpec
+from sandbox.launch.start import start
+from sandbox.manifest.home import Home
+from sandbox.manifest.writer import Writer
 from tests.beds.dockerd import IMAGE
 from tests.docker.conftest import Lab
 from tests.support import agentbox, agentbox_argv, agentbox_env, wait_for
@@ -79,6 +86,32 @@ def test_the_client_is_killed_between_create_and_start(lab: Lab) -> None:
     assert lab.containers(run_id) == []
     child.abandon()
     assert backend.destroy(box) and backend.destroy(parent)
+
+
+class StoppedBeforeTheRecord(Writer):
+    """Its run, or the task alone, is killed when the start has looked at the order for the last time."""
+
+    words: tuple[str, ...] = ()
+    killed: int | None = None
+
+    def append(self, event: str, **fields: Any) -> dict[str, Any]:  # type: ignore[override]
+        if event == "task.started":
+            self.killed = agentbox("kill", self.run_id, *self.words).returncode
+        return super().append(event, **fields)
+
+
+@pytest.mark.parametrize("words", [(), ("--task", "main")], ids=["run", "task"])
+def test_a_kill_meets_a_container_that_is_made_and_about_to_run(lab: Lab, words: tuple[str, ...]) -> None:
+    """Its start has looked at the order for the last time: only the stop can keep it from running."""
+    run_id, home = lab.new_id(), Home(str(lab.home))
+    spec = LaunchSpec(run_id, "main", [b"sleep", b"900"], backend="docker", image=IMAGE, container={"image": IMAGE})
+    run, writer, backend = prepare(spec, home)
+    late = StoppedBeforeTheRecord(writer.path, run_id, writer.by)
+    late.words = words
+    with pytest.raises(Refused):
+        start(spec, home, run, late, backend, [], ("nothing", lambda: None))
+    assert late.killed == 0
+    assert lab.containers(run_id) == []
 
 
 def test_the_launcher_is_killed_while_it_starts(lab: Lab) -> None:
