@@ -94,7 +94,7 @@ class StoppedBeforeTheRecord(Writer):
     words: tuple[str, ...] = ()
     killed: int | None = None
 
-    def append(self, event: str, **fields: Any) -> dict[str, Any]:  # type: ignore[override]
+    def append(self, event: str, **fields: Any) -> dict[str, Any]:
         if event == "task.started":
             self.killed = agentbox("kill", self.run_id, *self.words).returncode
         return super().append(event, **fields)

@@ -118,7 +118,7 @@ class Play:
         spec = self.scene.spec(self.run_id, "main", "exec sleep 900")
         run, writer, inner = prepare(spec, self.home)
         free = SteppedBackend(inner, lambda name: None)
-        return start(spec, self.home, run, writer, free, [], NOTHING)  # type: ignore[arg-type]
+        return start(spec, self.home, run, writer, free, [], NOTHING)
 
     def play(self, chosen: Order) -> Made:
         """`chosen`, then the stop first wherever both could go on."""
@@ -147,7 +147,7 @@ class Play:
 
         def work() -> None:
             try:
-                self.outcome.started = start(spec, home, run, stepped_writer, stepped, [], NOTHING)  # type: ignore[arg-type]
+                self.outcome.started = start(spec, home, run, stepped_writer, stepped, [], NOTHING)
             except BaseException as error:
                 self.outcome.error = error
 

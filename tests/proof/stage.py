@@ -160,7 +160,7 @@ class SteppedTarget(Target):
             if inner.name not in asked:
                 return inner
             named = f"{inner.name} " if len(asked) > 1 else ""
-            return SteppedBackend(inner, lambda name: step(f"{one.part} {named}{name}"))  # type: ignore[return-value]
+            return SteppedBackend(inner, lambda name: step(f"{one.part} {named}{name}"))
 
         one.backends = [stepped(inner) for inner in target.backends]
         one.more = lambda: [stepped(inner) for inner in target.more()] if target.more else []
