@@ -16,7 +16,7 @@ from tests.beds import space
 from tests.beds.base import sweep
 from tests.beds.dockerd import Dockerd
 from tests.beds.dockerd import missing as dockerd_missing
-from tests.beds.plugin import ON_THE_HOST
+from tests.beds.host import ON_THE_HOST
 from tests.support import is_alive
 
 pytest_plugins = ["tests.beds.plugin"]

@@ -1,4 +1,4 @@
-"""The bed that is no machine of its own: a second pytest on the host, beside the first."""
+"""The beds that are no machine of their own: a further pytest on the host, beside the first."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from collections.abc import Callable
 
 from tests.beds import space
 from tests.beds.base import TREE, Job, scratch, tail
+
+HOST, DOCKERD, BESIDE = "host", "dockerd", "host-2"
+ON_THE_HOST = (HOST, DOCKERD, BESIDE)
+"""The beds whose tests share one machine."""
 
 
 class HostBed:

@@ -22,27 +22,24 @@ import pytest
 
 from tests.beds import dockerd
 from tests.beds.base import CI, Bed, Job, Running, wait_until
-from tests.beds.host import HostBed
+from tests.beds.host import BESIDE, DOCKERD, HOST, HostBed
 from tests.beds.nspawn import Nspawn
 from tests.beds.vm import VmBed
 
-HOST = "host"
-BESIDE = "host-2"
-"""A second pytest on the host for the folders OFF_LOADED, where the whole suite runs: each waits much of its time."""
 OFF_LOADED = ("tests/hostile/", "tests/launch/", "tests/proof/", "tests/reconcile/")
+"""What BESIDE takes over where the whole suite runs; their tests wait much of their time."""
 WHOLE = 1000  # tests on the host from which on it counts as the whole suite
-ON_THE_HOST = (HOST, BESIDE, "dockerd")
 BEDS: dict[str, Bed] = {
     bed.name: bed
     for bed in (
-        HostBed("dockerd", dockerd.missing),
+        HostBed(DOCKERD, dockerd.missing),
         HostBed(BESIDE, lambda: None),
         Nspawn("nspawn"),
         Nspawn("nspawn-user", user="dev"),
         VmBed("vm"),
     )
 }
-LANES = (("nspawn", "nspawn-user", "dockerd"), ("vm", BESIDE))
+LANES = (("nspawn", "nspawn-user", DOCKERD), ("vm", BESIDE))
 """The beds of a lane run one after the other, the lanes side by side and beside the host's tests."""
 ENDED_EARLY = "it ended before its tests were through"
 SILENCE = 1000.0  # seconds without a report after which a bed counts as hung: a boot or the longest test
