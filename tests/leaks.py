@@ -55,8 +55,8 @@ class State:
 class Session:
     """A test session's marks, and whether it is alone on the machine.
 
-    While another session runs, a cgroup may be that one's: then only what carries our mark, or was made for a
-    home below our temporary directory, is ours.
+    While another session runs, a cgroup or mount may be that one's: then only what carries our mark, or belongs to
+    our temporary directory, is ours.
     """
 
     def __init__(self, own_machine: bool, folder: Path) -> None:
@@ -108,7 +108,14 @@ class Gate:
         left.cgroups = {path for path in left.cgroups if not self._is_foreign(Path(path))}
         if left.cgroups and not self.session.alone():
             left.cgroups = {path for path in left.cgroups if self._is_ours(Path(path))}
+        if left.mounts and not self.session.alone():
+            left.mounts = {name for name in left.mounts if not self._is_another_sessions(name)}
         return left
+
+    def _is_another_sessions(self, mount: str) -> bool:
+        """Is it in a temporary directory, and not in ours?"""
+        where = Path(mount.split(" ")[1])
+        return where.is_relative_to(tempfile.gettempdir()) and not where.is_relative_to(self.session.folder)
 
     def _look(self) -> State:
         engine, mount = self.engine(), space.cgroup2_mount()
