@@ -22,6 +22,7 @@ from sandbox.manifest.redact import described
 
 KILL_SECONDS = 10.0
 FREEZE_SECONDS = 1.0
+SURVIVOR_LOOKS = 5
 PHOTOGRAPH_SECONDS = 1.0
 
 Found = list[tuple[Backend, Box]]
@@ -219,7 +220,19 @@ def _kill_from_inside(target: Target, stop: Stop, found: Found) -> Stop:
 
 
 def _survivors(found: Found) -> list[Member]:
-    """Who is left, named with the kernel function that holds it where that can be told."""
+    """Who is left, named with the kernel function that holds it where that can be told.
+
+    A SIGKILL wakes what it can't end for a moment, so a look that finds one awake is not the last.
+    """
+    for _ in range(SURVIVOR_LOOKS):
+        left = _named_survivors(found)
+        if all(member.state and member.state[0] == "D" for member in left):
+            break
+        time.sleep(0.02)
+    return left
+
+
+def _named_survivors(found: Found) -> list[Member]:
     left = []
     for backend, box in found:
         for member in backend.members(box, PHOTOGRAPH_SECONDS) or []:

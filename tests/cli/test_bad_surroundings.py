@@ -162,7 +162,7 @@ class TestKillOfALiveRun:
         box.unlink()
         (tmp_path / "elsewhere").rename(box)
         agentbox("kill", run, check=0)
-        assert gone(run)
+        wait_for(lambda: gone(run), what="the box is removed")
 
 
 @ROOT
@@ -211,7 +211,7 @@ class TestStreams:
         assert done.returncode == 0, "the status of a kill tells of the kill"
         if stream == "full-stdout":
             one_line(done, "output", "No space left")
-        assert gone(run)
+        wait_for(lambda: gone(run), what="the box is removed")
 
     def test_full_for_the_id_of_a_run(self, home: Path, run_id: str) -> None:
         done = redirected(FULL["full-stdout"], "run", "-d", "--run-id", run_id, "--", "sleep", "900")

@@ -106,6 +106,14 @@ class Shell:
         """Control and a letter."""
         self.tty.sendcontrol(letter)
 
+    def stop(self) -> None:
+        """Ctrl+Z until the job is said to be stopped: less, for one, overlooks a signal while it draws."""
+        for _ in range(10):
+            self.key("z")
+            if self.tty.expect(["Stopped", pexpect.TIMEOUT], timeout=PATIENCE / 10) == 0:
+                return
+        raise TimeoutError(f"not stopped: {self.tty.before!r}")
+
     def see(self, pattern: str) -> str:
         """Wait for a pattern in what the terminal shows, and return what came before it."""
         self.tty.expect(pattern)
