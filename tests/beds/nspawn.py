@@ -61,7 +61,7 @@ class Container:
         argv = ["env", "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1", "systemd-nspawn", "--quiet", "--boot"]
         argv += [f"--directory={folder}/root", "--register=no", "--keep-unit"]
         # By default all would have the root's name, and share a folder of the host's /run/systemd/nspawn.
-        argv += [f"--machine={re.sub('[^a-zA-Z0-9]', '-', folder.name)[:60]}", "--hostname=root"]
+        argv += [f"--machine={re.sub('[^a-zA-Z0-9]', '-', folder.name)[:60].rstrip('-')}", "--hostname=root"]
         argv += ["--private-network", "--resolv-conf=off", "--timezone=off"]
         argv += [f"--bind={folder}/tree:{INSIDE}/tree", f"--bind={folder}/job:{INSIDE}/job"]
         argv += [f"--bind-ro={root.environment()}:{INSIDE}/site"]
