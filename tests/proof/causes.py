@@ -28,6 +28,9 @@ class Rule:
         return here and bool(re.fullmatch(self.first, first) and re.fullmatch(self.second, second))
 
 
+LATER = re.compile(r"stop: (after )?round [3-9] .*")
+"""From the third on the rounds of a stop are like its second: what they meet is not looked for."""
+
 NEVER = (
     Rule(UNDO, r"stop: (locate .*|order)", "a start undoes itself only because of the order"),
     Rule(
@@ -107,6 +110,12 @@ NEVER = (
         backends=OF_THE_KERNEL,
     ),
 )
+
+
+def asked_for(scene: str, backend: str, first: str, second: str) -> bool:
+    """Whether the first should be met before the second."""
+    later = LATER.fullmatch(first) or LATER.fullmatch(second)
+    return not later and why_not(scene, backend, first, second) is None
 
 
 def why_not(scene: str, backend: str, first: str, second: str) -> str | None:

@@ -8,7 +8,7 @@ count}, "pairs": how many times one step before another of the other side was me
 be], "faults": [...]}.
 
 The two sides are the project's own `start` and `kill`, each in a thread, on real boxes. What they are given (backend,
-home, record, child) stands still at each step of DESIGN's two lists until it is that side's turn: the looks at the
+home, record, child) stands still at each step of either until it is that side's turn: the looks at the
 order, the intent, the box, the fork, the record, the release; the order, the looks for boxes, the freeze, the kill.
 """
 
@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from sandbox.manifest.verify import verify
 from tests.beds import space
 from tests.beds.dockerd import IMAGE
 from tests.cli.runs import parent_box
-from tests.proof.causes import why_not
+from tests.proof.causes import asked_for, why_not
 from tests.proof.orders import Coverage, Made, Order, directed, every_order, pairs
 from tests.proof.stage import (
     PATIENCE,
@@ -252,16 +253,15 @@ def played(scene: Scene, how: str, most: int, seed: int) -> dict[str, object]:
         finally:
             play.clean_up()
 
-    def can_be(first: str, second: str) -> bool:
-        return why_not(scene.name, scene.backend, first, second) is None
-
-    further = directed(one, coverage, can_be) if how == "pairs" and not most else ()
+    wanted = partial(asked_for, scene.name, scene.backend)
+    why = partial(why_not, scene.name, scene.backend)
+    further = directed(one, coverage, wanted) if how == "pairs" and not most else ()
     with suppress(AssertionError, AgentboxError):
         for made in chain(pairs(one, most, seed) if how == "pairs" else every_order(one), further):
             coverage.add(made)
             seen["the start ended first" if made.order[-1] == STOP else "the stop ended first"] += 1
     missing = coverage.missing()
-    never = collections.Counter(why_not(scene.name, scene.backend, *pair) for pair in missing)
+    never = collections.Counter(why(*pair) for pair in missing)
     return {
         "scene": scene.name,
         "backend": scene.backend,
@@ -270,9 +270,9 @@ def played(scene: Scene, how: str, most: int, seed: int) -> dict[str, object]:
         "steps": {side: list(found) for side, found in coverage.steps.items()},
         "seen": dict(seen),
         "pairs": len(coverage.seen),
-        "never": {why: count for why, count in never.items() if why},
-        "missing": [" before ".join(pair) for pair in missing if can_be(*pair)],
-        "against_the_rules": [" before ".join(pair) for pair in coverage.seen if not can_be(*pair)],
+        "never": {reason: count for reason, count in never.items() if reason},
+        "missing": [" before ".join(pair) for pair in missing if wanted(*pair)],
+        "against_the_rules": [" before ".join(pair) for pair in coverage.seen if why(*pair)],
         "faults": faults,
     }
 

@@ -85,13 +85,13 @@ def _turns(i: int, j: int, more: int) -> Order:
     return (START,) * i + (STOP,) * j + (START,) * more + (STOP,) * ENDLESS
 
 
-def directed(play: Play, coverage: Coverage, can_be: Callable[[str, str], bool]) -> Iterator[Made]:
+def directed(play: Play, coverage: Coverage, wanted: Callable[[str, str], bool]) -> Iterator[Made]:
     """Orders of more turns, for what is not met yet and can be: a play that had the first step, with the side of the
     second held before it until then."""
     tried: set[Order] = set()
     while True:
-        wanted = [pair for pair in coverage.missing() if can_be(*pair)]
-        fresh = next((order for pair in wanted for order in coverage.towards(*pair) if order not in tried), None)
+        left = [pair for pair in coverage.missing() if wanted(*pair)]
+        fresh = next((order for pair in left for order in coverage.towards(*pair) if order not in tried), None)
         if fresh is None:
             return
         tried.add(fresh)

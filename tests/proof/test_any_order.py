@@ -21,7 +21,7 @@ from tests.support import agentbox_env
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: cgroups at the top")
 STORIES, STEPS = 12, 12
 SCENES = ("run", "spawn", "task")
-SCOPES, CONTAINERS = 40, 12
+SCOPES, CONTAINERS = 40, 8
 """Of the orders that bring each pair of steps about, how many are played by default, drawn by the seed."""
 ALL_PAIRS = "each pair of steps in both orders: some hundred orders a scene, half a second to two each"
 
