@@ -105,6 +105,8 @@ class Gate:
 
     def _left(self) -> State:
         left = self._look().beyond(self.before)
+        known = {_pid(name) for name in self.before.processes}  # exec(2) changes what a bed's process is called
+        left.processes = {name for name in left.processes if _pid(name) not in known}
         left.cgroups = {path for path in left.cgroups if not self._is_foreign(Path(path))}
         if left.cgroups and not self.session.alone():
             left.cgroups = {path for path in left.cgroups if self._is_ours(Path(path))}
@@ -141,7 +143,7 @@ class Gate:
 
     def _end(self, left: State) -> None:
         for name in left.processes:
-            _kill(int(name.split()[0]), self.session.mark)
+            _kill(_pid(name), self.session.mark)
         for path in map(Path, sorted(left.cgroups)):
             if self.session.own_machine or self._is_ours(path) or not space.populated(path):
                 space.end_tree(path)
@@ -222,6 +224,10 @@ def _processes(mark: str) -> set[str]:
             if any(argv) and not _in_bed(pid):
                 found.add(f"{pid} {' '.join(argv).strip()}")
     return found
+
+
+def _pid(name: str) -> int:
+    return int(name.split()[0])
 
 
 def _kill(pid: int, mark: str) -> None:
