@@ -44,6 +44,7 @@ MOST_RUNS = 3
 PICK = st.integers(0, MOST_RUNS - 1)
 KIND = st.sampled_from(["kill", "abort"])
 ACTIONS = ("keep", "modify", "drop", "forget")
+TABLE = st.lists(st.sampled_from(ACTIONS), min_size=3, max_size=3)
 WORDS = {"keep": {}, "modify": {"delta": "use the new API"}, "drop": {"why": "not needed any more"}}
 
 
@@ -61,11 +62,12 @@ class Fleet(RuleBasedStateMachine):
 
     # verbs
 
-    @initialize()
-    def one_run(self) -> None:
+    @initialize(actions=TABLE)
+    def one_run(self, actions: list[str]) -> None:
         self.run()
         self.spawn(0)
         self.spawn(0)
+        self.redirect(0, actions)
 
     @precondition(lambda self: sum(run.live for run in self.runs) < MOST_RUNS)
     @rule()
@@ -129,7 +131,7 @@ class Fleet(RuleBasedStateMachine):
         run.task_ends(others[0])
 
     @precondition(lambda self: any(run.live and run.others for run in self.runs))
-    @rule(pick=PICK, actions=st.lists(st.sampled_from(ACTIONS), min_size=3, max_size=3))
+    @rule(pick=PICK, actions=TABLE)
     def redirect(self, pick: int, actions: list[str]) -> None:
         """Kept tasks live on as they were, modified ones with their delta, dropped ones end.
 
@@ -188,8 +190,8 @@ class Fleet(RuleBasedStateMachine):
         assert self.findings("--kill") == []
         assert self.findings() == []
         for run in self.runs:
-            # Only what nobody watches is ended.
-            if run.live and "main" in run.unwatched:
+            # Only what nobody watches is ended, and what is left where main is gone.
+            if run.live and "main" not in run.watched:
                 run.ends()
             for task in sorted(run.unwatched):
                 run.task_ends(task)
@@ -304,6 +306,8 @@ class Fleet(RuleBasedStateMachine):
                 assert kinds <= {"lost"}, (run, found)
             elif run.stopped:
                 assert kinds <= {"leftover_cgroup", "lost"}, (run, found)
+            elif "main" not in run.watched | run.unwatched:
+                assert kinds and kinds <= {"leftovers", "orphan"}, (run, found)
             elif run.unwatched:
                 assert kinds == {"orphan"}, (run, found)
             else:

@@ -44,7 +44,7 @@ def seeds() -> list[str]:
 @pytest.mark.limit(600)
 def test_stories(tmp_path: Path) -> None:
     seen = told("machine", tmp_path / "home", "cgroup", STORIES, STEPS, *seeds())
-    assert seen["run 0"] and seen["kill 0"]
+    assert all(seen[word] for word in ("run 0", "kill 0", "redirect 0"))
 
 
 @ROOT
@@ -59,7 +59,7 @@ def test_many_stories(tmp_path: Path) -> None:
 @pytest.mark.bed("dockerd")
 def test_stories_in_containers(dockerd: Dockerd, tmp_path: Path) -> None:
     seen = told("machine", tmp_path / "home", "docker", 4, 10, *(seeds() or ["1"]))
-    assert seen["run 0"] and seen["kill 0"]
+    assert all(seen[word] for word in ("run 0", "kill 0", "redirect 0"))
 
 
 @pytest.mark.limit(7200)
