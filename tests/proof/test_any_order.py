@@ -121,7 +121,11 @@ def test_pairs_in_containers(dockerd: Dockerd, scene: str, tmp_path: Path) -> No
 @pytest.mark.full(ALL_PAIRS)
 @pytest.mark.parametrize("scene", SCENES)
 def test_every_pair_in_containers(dockerd: Dockerd, scene: str, tmp_path: Path) -> None:
-    every_pair(scene, "docker", tmp_path / "home")
+    if scene == "spawn":
+        # How long the engine calls the main container running after its end is chance, and so which steps there are.
+        orders(scene, "docker", "pairs", 0, tmp_path / "home")
+    else:
+        every_pair(scene, "docker", tmp_path / "home")
 
 
 @ROOT
