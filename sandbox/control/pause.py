@@ -13,6 +13,7 @@ from typing import Any
 
 from sandbox.boxes.where import own_box
 from sandbox.control import orders
+from sandbox.control.request import ended_unrecorded
 from sandbox.control.status import Status, load, over_by_record, status
 from sandbox.errors import USAGE, AgentboxError, Refused
 from sandbox.harness.beat import Mark, marks, under_way
@@ -108,7 +109,12 @@ def look(home: Home, run_id: str, task_id: str | None = None) -> list[TaskQuiet]
     one = status(home, run_id)
     run = home.run_dir(run_id)
     wanted = [task for task in one.run.tasks if task_id in (None, task)]
-    return [of_task(one, task, marks(run.beat(task))) for task in wanted]
+    return [
+        TaskQuiet(task, "ended")
+        if ended_unrecorded(home, run_id, one.run.tasks[task])
+        else of_task(one, task, marks(run.beat(task)))
+        for task in wanted
+    ]
 
 
 def look_at_worktrees(home: Home, run_id: str, tasks: list[TaskQuiet]) -> None:

@@ -12,13 +12,12 @@ from typing import Any
 
 from sandbox.control import orders
 from sandbox.control.ladder import abort
-from sandbox.control.request import carry_out, target_of
-from sandbox.control.status import launcher_alive, status
-from sandbox.control.stop import Stop, look
+from sandbox.control.request import carry_out, ended_unrecorded, target_of
+from sandbox.control.status import status
+from sandbox.control.stop import Stop
 from sandbox.control.table import Row
 from sandbox.control.under_way import under_way
 from sandbox.errors import AgentboxError, Refused
-from sandbox.manifest.fold import Task
 from sandbox.manifest.home import Home, RunDir, fsync_directory
 from sandbox.manifest.record import whoami
 from sandbox.manifest.writer import Writer
@@ -41,12 +40,7 @@ def in_flight(home: Home, run_id: str) -> list[str]:
     if not one.live:
         raise AgentboxError(f"run {run_id} is not alive ({one.state})", fix="there is nothing to redirect")
     ours = [t for t in one.run.tasks.values() if t.state in ("intent", "started") and t.task_id != one.run.main_task]
-    return sorted(task.task_id for task in ours if not _ended_unrecorded(home, run_id, task))
-
-
-def _ended_unrecorded(home: Home, run_id: str, task: Task) -> bool:
-    """Did it end with nobody left to record that? Its launcher is gone, and its box is proven empty."""
-    return launcher_alive(task) is False and look(target_of(home, run_id, task.task_id)).proof == "empty"
+    return sorted(task.task_id for task in ours if not ended_unrecorded(home, run_id, task))
 
 
 def draft(home: Home, run_id: str, touches: list[str]) -> dict[str, Any]:

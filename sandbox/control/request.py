@@ -11,11 +11,11 @@ from sandbox.boxes.where import inside, own_box
 from sandbox.control import orders
 from sandbox.control.escapees import marked_processes
 from sandbox.control.status import launcher_alive, launcher_identity, load
-from sandbox.control.stop import Stop, begin
+from sandbox.control.stop import Stop, begin, look
 from sandbox.control.targets import Target
 from sandbox.errors import AgentboxError
 from sandbox.kernel.procfs import read_stat
-from sandbox.manifest.fold import Run
+from sandbox.manifest.fold import Run, Task
 from sandbox.manifest.home import Home
 from sandbox.manifest.record import whoami
 from sandbox.manifest.writer import Writer
@@ -31,6 +31,11 @@ def target_of(home: Home, run_id: str, task_id: str | None = None) -> Target:
     target.more = lambda: [backend("docker", home.path)] if may_use_docker(home, run_id) else []
     target.record_before_own_end = lambda stop: record(home, stop)
     return target
+
+
+def ended_unrecorded(home: Home, run_id: str, task: Task) -> bool:
+    """Did it end with nobody left to record that? Its launcher is gone, and its box is proven empty."""
+    return launcher_alive(task) is False and look(target_of(home, run_id, task.task_id)).proof == "empty"
 
 
 def carry_out(home: Home, targets: list[Target], reason: str, act: Act, patience: float = 0.0) -> list[Stop]:

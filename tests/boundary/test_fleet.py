@@ -329,6 +329,10 @@ def test_a_task_that_ended_with_its_launcher_gone_is_not_in_flight(home: Path, t
     table.write_text(agentbox("redirect", RUN, "--draft", check=0).stdout)
     assert [row["task"] for row in json.loads(table.read_text())["tasks"]] == ["b", "c"]
     agentbox("redirect", RUN, "--table", str(table), check=0)
+    held = json.loads(agentbox("pause", RUN, "--json", check=1).stdout)["tasks"]
+    assert {task["task_id"]: task["state"] for task in held} == {
+        "main": "no gate", "a": "ended", "b": "no gate", "c": "no gate"
+    }  # fmt: skip
     agentbox("kill", RUN, check=0)
 
 
