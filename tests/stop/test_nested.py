@@ -217,6 +217,19 @@ def test_inner_and_outer_run_killed_from_within_the_inner(staged: Staged) -> Non
     assert is_alive(stage.twin.pid)
 
 
+@pytest.mark.bed("nspawn")
+def test_emergency_stop_from_a_cgroup_namespace_inside_of_a_run(staged: Staged) -> None:
+    other, stage = staged(agent("attached")), staged(agent("attached"))
+    other.start()
+    ask = f"while ! [ -e go-on ]; do sleep 0.01; done; unshare -C {agentbox_line('estop')}"
+    stage.start(argv=["sh", "-c", f"{shlex.join(agent('attached'))} & {ask}; sleep 900"])
+    (stage.folder / "go-on").touch()
+    for one in (stage, other):
+        assert agentbox("wait", one.run_id).returncode == 137
+        assert one.registered_alive() == []
+        assert last_receipt(one.run_id)["proof"] == "empty"
+
+
 @pytest.mark.bed("host", "nspawn")
 def test_run_killed_from_a_cgroup_namespace_inside_of_it(staged: Staged) -> None:
     """There /proc/self/cgroup does not tell where the asker is (cgroup_namespaces(7)): it must not freeze itself."""
