@@ -13,6 +13,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -22,9 +23,10 @@ from pathlib import Path
 
 from sandbox.boxes.ownership import home_of
 from tests.beds import space
-from tests.beds.base import TREE
+from tests.beds.base import TREE, sweep
 from tests.beds.dockerd import Engine
 
+GUARD_SECONDS = 50.0
 PATIENCE = 5.0  # seconds for what is on its way out: a reaped scope, a container being removed
 KEPT = ("agentbox", "agentbox.slice")  # the parent of all runs may stay, empty
 LABEL = "agentbox.run"
@@ -63,6 +65,7 @@ class Session:
         self.mark = uuid.uuid4().hex
         self.folder = folder
         self.own_machine = own_machine
+        self.guard = None if own_machine else start_guard(self.mark, str(folder))
         path = Path(tempfile.gettempdir()) / f"agentbox-tests-{os.geteuid()}.lock"
         self.lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.flock(self.lock, fcntl.LOCK_SH)
@@ -80,8 +83,51 @@ class Session:
         return True
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Let go of the lock and of the guard."""
         os.close(self.lock)
+        if self.guard is not None:
+            self.guard.kill()
+            self.guard.communicate()
+
+
+def start_guard(*mark_and_folder: str) -> subprocess.Popen[bytes]:
+    """Start `main` beside the session: it sees the session's end by the end of its input."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.leaks", space.owner(), *mark_and_folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=TREE,
+        env=space.clean_env(),
+        start_new_session=True,
+    )
+
+
+def main(owner: str, mark: str = "", folder: str = "") -> None:
+    """Wait until the session has ended; if it was killed, end its beds, its processes and the runs in `folder`.
+
+    A bed does not always end with its session: systemd-nspawn's container may outlive it.
+    """
+    sys.stdin.buffer.read()
+    sweep(owner)
+    if mark and folder:
+        _end_all(mark, Path(folder))
+
+
+def _end_all(mark: str, folder: Path) -> None:
+    deadline = time.monotonic() + GUARD_SECONDS
+    mount = space.cgroup2_mount()
+    while time.monotonic() < deadline:
+        processes = _processes(mark)
+        for name in processes:
+            _kill(int(name.split()[0]), mark)
+        cgroups = [Path(path) for path in sorted(_cgroups(mount) if mount else ())]
+        ours = [path for path in cgroups if any(home.is_relative_to(folder) for home in _homes(path))]
+        for path in ours:
+            space.end_tree(path, timeout=1)
+        if not processes and not ours:
+            return
+        time.sleep(0.05)
 
 
 class Gate:
@@ -267,3 +313,7 @@ def _containers(engine: Engine) -> set[str]:
         return {f"{c['Id']} {c['State']} {c['Labels'].get(LABEL)}" for c in engine.containers(LABEL)}
     except OSError:  # a test has stopped the engine
         return set()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.beds import space
 from tests.beds.base import TREE
 from tests.beds.dockerd import IMAGE, Dockerd
 from tests.beds.vm import Vm
-from tests.support import is_alive, wait_for
+from tests.support import agentbox, is_alive, wait_for
 
 
 def own_cgroup() -> str:
@@ -155,4 +156,27 @@ def test_leak_on_the_host_fails_the_test_and_is_ended(tmp_path: Path) -> None:
     seen = faulty(tmp_path, "--only-bed=host", ci="false")
     assert "sleep 902" in seen["error test_leaks_a_process"]
     assert "passed test_after_the_leak" in seen
-    assert b"sleep\0902\0" not in map(command_line, Path("/proc").glob("[0-9]*"))
+    leak = f"sleep\0902.{os.getpid()}\0".encode()
+    wait_for(lambda: leak not in map(command_line, Path("/proc").glob("[0-9]*")))
+
+
+def test_session_that_is_killed_leaves_nothing_alive(tmp_path: Path) -> None:
+    """Neither processes that carry its mark nor runs of its homes, whose processes may have dropped it."""
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/inner"]
+    bystander = subprocess.Popen(["sleep", f"904.{os.getpid()}"], start_new_session=True)
+    try:
+        done = subprocess.run([*argv, "tests/beds/killed.py"], cwd=TREE, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+        home = tmp_path / "inner" / "test_kills_its_session0" / "home"
+        assert (home / "runs" / "abandoned").is_dir()
+        wait_for(lambda: _sleepers() == [bystander.pid], 60)
+        assert agentbox("ps", "--json", home=home).stdout == "[]\n"
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def _sleepers() -> list[int]:
+    argvs = [f"sleep\0{seconds}.{os.getpid()}\0".encode() for seconds in (904, 905)]
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if command_line(path) in argvs]

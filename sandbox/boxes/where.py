@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.mounts import cgroup2_mount, cgroup_of
 
 TOP = "agentbox"
@@ -45,4 +46,6 @@ def is_parent(path: str) -> bool:
 def inside(parent: str, own: str | None = None) -> bool:
     """Does this process, whose cgroup directory is `own`, live below the cgroup directory `parent`?"""
     own = own or cgroup_of()
-    return own is not None and (own + "/").startswith(parent.rstrip("/") + "/")
+    if own is None:  # from another cgroup namespace no path leads here, but the kernel lists all the same
+        return os.getpid() in Cgroup(parent).pids()
+    return (own + "/").startswith(parent.rstrip("/") + "/")

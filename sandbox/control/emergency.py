@@ -19,7 +19,7 @@ from typing import Any
 
 from sandbox.boxes.base import Backend, Box, Proof, Unavailable
 from sandbox.boxes.registry import backend, local_backends
-from sandbox.boxes.where import own_box
+from sandbox.boxes.where import inside, own_box
 from sandbox.control import emergency_file, orders
 from sandbox.control.clock import now
 from sandbox.control.escapees import marked_by_control
@@ -84,11 +84,11 @@ def freeze_all(backends: Sequence[Backend], unreachable: list[str]) -> Found:
     What has this process in it is left running, or the emergency stop would freeze itself.
     """
     found: Found = []
-    own = (cgroup_of() or "") + "/"
+    own = cgroup_of()
     for one in backends:
         try:
             for box in one.runs():
-                if not (box.cgroup and own.startswith(box.cgroup + "/")):
+                if not (box.cgroup and inside(box.cgroup, own)):
                     one.freeze(box, 0.0)
                 found.append((one, box))
         except Unavailable as error:
@@ -169,6 +169,7 @@ class _Round:
         self.jobs: dict[str, tuple[Target, Stop]] = {}
         own = own_box()
         self.own_parents = frozenset(own.parents if own else ())
+        self.unplaced = cgroup_of() is None
 
     def until_empty(self, found: Found) -> None:
         engine = _Engine(self.home)
@@ -189,7 +190,7 @@ class _Round:
         self._stop_own(found)
 
     def _own(self, box: Box) -> bool:
-        return box.cgroup in self.own_parents
+        return box.cgroup in self.own_parents or (self.unplaced and box.cgroup is not None and inside(box.cgroup))
 
     def _wait_frozen(self, found: Found) -> dict[str, str]:
         """When each run was frozen whole, by run; what could not be frozen in time is left out."""

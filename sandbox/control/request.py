@@ -14,6 +14,7 @@ from sandbox.control.status import launcher_alive, launcher_identity, load
 from sandbox.control.stop import Stop, begin, look
 from sandbox.control.targets import Target
 from sandbox.errors import AgentboxError
+from sandbox.kernel.mounts import cgroup_of
 from sandbox.kernel.procfs import read_stat
 from sandbox.manifest.fold import Run, Task
 from sandbox.manifest.home import Home
@@ -42,15 +43,17 @@ def carry_out(home: Home, targets: list[Target], reason: str, act: Act, patience
     """Order all stops first, then act on each, then record each. Raises nothing but for unknown tasks.
 
     `patience`: seconds that `act` leaves to the runs. What the caller itself is in comes last, since its end is
-    the caller's.
+    the caller's: the outermost first, since its end is that of those inside it.
     """
     by = f"uid {os.getuid()} pid {os.getpid()}"
     stops = []
     for target in targets:
         target.locate()
         stops.append((target, begin(target, reason, by, patience)))
-    own = [pair for pair in stops if _holds_us(pair[0])]
-    for group in ([pair for pair in stops if pair not in own], own):
+    depths = [_depth_around_us(target) for target, _ in stops]
+    own = sorted((depth, place) for place, depth in enumerate(depths) if depth)
+    others = [pair for pair, depth in zip(stops, depths, strict=True) if not depth]
+    for group in (others, [stops[place] for _, place in own]):
         for target, stop in group:
             act(target, stop)
         for target, stop in group:
@@ -60,8 +63,11 @@ def carry_out(home: Home, targets: list[Target], reason: str, act: Act, patience
     return [stop for _, stop in stops]
 
 
-def _holds_us(target: Target) -> bool:
-    return own_box() is not None and any(box.cgroup and inside(box.cgroup) for _, box in target.boxes())
+def _depth_around_us(target: Target) -> int:
+    """The length of the path of the target's cgroup that the caller is in, 0 for none."""
+    if own_box() is None and cgroup_of() is not None:
+        return 0
+    return max((len(box.cgroup) for _, box in target.boxes() if box.cgroup and inside(box.cgroup)), default=0)
 
 
 def record(home: Home, stop: Stop) -> None:

@@ -77,10 +77,17 @@ def _said_of_the_gone(folder: str) -> tuple[Home, str] | None:
     """Home and token of the drill that made `folder`, if that is this user's and the drill is provably gone."""
     try:
         there = os.lstat(folder)
-        if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid():
+        record = os.lstat(f"{folder}/{NAME}")
+        # Nobody else could have put it there, nor anything else into the folder: it was made so.
+        if not stat.S_ISDIR(there.st_mode) or stat.S_IMODE(there.st_mode) & 0o077 or there.st_uid != os.geteuid():
+            return None
+        if not stat.S_ISREG(record.st_mode) or record.st_uid != os.geteuid():
             return None
         said = json.loads(read_bytes(f"{folder}/{NAME}", 8192))
         holder = Identity(str(said["boot_id"]), int(said["pid"]), int(said["start_ticks"]))
-        return (Home(str(said["home"])), str(said["token"])) if holder.alive() is False else None
-    except (OSError, ValueError, TypeError, KeyError):
+        home = str(said["home"])
+        if not os.path.isabs(home) or "\0" in home:
+            return None
+        return (Home(home), str(said["token"])) if holder.alive() is False else None
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None

@@ -108,14 +108,20 @@ def scratch(what: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"testbed.{space.owner()}.{what}-", dir=SCRATCH))
 
 
-def sweep() -> None:
-    """Remove what test sessions that were killed have left: cgroups and folders that carry their owner's name."""
+def sweep(owner: str | None = None) -> None:
+    """Remove what test sessions that were killed have left: cgroups and folders that carry their owner's name.
+
+    `owner`: only that session's, which has ended.
+    """
     mount = space.cgroup2_mount()
-    for path in mount.glob("testbed.*.*.*") if mount else ():
-        if not space.owner_lives(path.name):
+    pattern = f"{space.PREFIX}.{owner or '*.*'}.*"
+    for path in mount.glob(pattern) if mount else ():
+        if owner or not space.owner_lives(path.name):
             space.end_tree(path)
-    for path in SCRATCH.glob("testbed.*.*.*"):
-        if not space.owner_lives(path.name):
+    for path in SCRATCH.glob(pattern):
+        if owner or not space.owner_lives(path.name):
+            for container in path.glob("data/containers/*") if mount else ():  # those of a private dockerd
+                space.end_tree(mount / "docker" / container.name)
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_comes_after_the_end() -> None:
 
 
 def test_leaks_a_process() -> None:
-    subprocess.Popen(["sleep", "902"], start_new_session=True)
+    subprocess.Popen(["sleep", f"902.{os.getppid()}"], start_new_session=True)
 
 
 def test_after_the_leak() -> None:

@@ -40,7 +40,8 @@ class Beside:
         with open(self.folder / "log", "wb") as log:
             self.process = subprocess.Popen(
                 # A pytest that is interrupted takes down what its fixtures made.
-                ["setpriv", "--pdeathsig", "INT", str(self.folder / "run")],
+                # Where SIGINT is ignored when it starts, one that comes early would be lost.
+                ["env", "--default-signal=INT", "setpriv", "--pdeathsig", "INT", str(self.folder / "run")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests import leaks
 from tests.beds import dockerd
 from tests.beds.base import CI, Bed, Job, Running, wait_until
 from tests.beds.host import BESIDE, DOCKERD, HOST, HostBed
@@ -151,6 +153,7 @@ class Replayer:
         self.config = config
         self.runs: dict[str, BedRun] = {}
         self.items: dict[str, list[str]] = defaultdict(list)
+        self.guard: subprocess.Popen[bytes] | None = None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -174,12 +177,16 @@ class Replayer:
     def pytest_sessionfinish(self) -> None:
         for run in self.runs.values():
             run.stop()
+        if self.guard is not None:
+            self.guard.kill()
+            self.guard.communicate()
 
     def _start_due(self) -> None:
         """Start the beds whose turn it is: between two tests, and from the main thread, with which a bed ends."""
         for lane in LANES:
             for name in lane:
                 if name in self.items and name not in self.runs:
+                    self.guard = self.guard or leaks.start_guard()
                     job = Job(name, self.items[name], self._options(), {"CI": "true"} if CI else {})
                     self.runs[name] = BedRun(BEDS[name], job)
                 if name in self.runs and self.runs[name].under_way():

@@ -195,7 +195,7 @@ def test_the_folder_of_a_drill_that_was_killed_goes_with_the_next(tmp_path: Path
     """Not while its fleet lives, nor a folder that does not prove whose it is, nor that of a drill that goes on."""
     folder = tmp_path / "d"
     env = surroundings(folder)
-    others = [folder / "tmp" / f"agentbox-drill-{name}" for name in ("00000000", "00000001", "00000002")]
+    others = [folder / "tmp" / f"agentbox-drill-{name}" for name in ("00000000", "00000001", "00000002", "00000003")]
     mine = Identity.of(os.getpid())
     assert mine is not None
     said = {
@@ -205,9 +205,9 @@ def test_the_folder_of_a_drill_that_was_killed_goes_with_the_next(tmp_path: Path
         "pid": mine.pid,
         "start_ticks": mine.start_ticks,
     }
-    texts = ["", json.dumps(said), json.dumps({**said, "boot_id": ""})]
+    texts = ["", json.dumps(said), json.dumps({**said, "boot_id": ""}), json.dumps({**said, "pid": 1 << 80})]
     for other, text in zip(others, texts, strict=True):
-        other.mkdir()
+        other.mkdir(0o700)
         (other / "drill.json").write_text(text)
     one = subprocess.Popen(argv("--backend", "cgroup"), env=env, stderr=subprocess.PIPE, text=True)
     assert one.stderr
@@ -223,6 +223,28 @@ def test_the_folder_of_a_drill_that_was_killed_goes_with_the_next(tmp_path: Path
     agentbox("kill", run, home=folder / "home", check=0)
     wait_for(lambda: subprocess.run(look, env=env, capture_output=True, text=True, check=True).stdout == "[]\n")
     assert {*others} == set((folder / "tmp").iterdir())
+
+
+def test_folder_that_others_could_have_filled_is_no_abandoned_drills(tmp_path: Path) -> None:
+    """Its record may be forged, and what it holds may be somebody else's."""
+    folder = tmp_path / "d"
+    env = surroundings(folder)
+    mine = Identity.of(os.getpid())
+    assert mine is not None
+    gone = json.dumps({**vars(mine), "start_ticks": 1, "token": "x", "home": str(folder / "home")})
+    names = ("open", "link", "relative", "proper")
+    made = {name: folder / "tmp" / f"agentbox-drill-0000000{place}" for place, name in enumerate(names)}
+    for one in made.values():
+        one.mkdir(0o700)
+        (one / "drill.json").write_text(gone)
+    made["open"].chmod(0o777)
+    (made["link"] / "drill.json").rename(folder / "forged")
+    (made["link"] / "drill.json").symlink_to(folder / "forged")
+    (made["relative"] / "drill.json").write_text(gone.replace(str(folder / "home"), "home"))
+    code = "from sandbox.drill import abandoned; print(abandoned.remove())"
+    seen = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert seen.stdout == "[]\n"
+    assert set((folder / "tmp").iterdir()) == set(made.values()) - {made["proper"]}
 
 
 def test_it_is_kept_if_asked_for(drills: dict[str, Held]) -> None:

@@ -202,6 +202,47 @@ def test_outer_run_killed_by_the_inner(staged: Staged) -> None:
     assert last_receipt(stage.run_id)["proof"] == "empty"
 
 
+@EVERYWHERE
+def test_inner_and_outer_run_killed_from_within_the_inner(staged: Staged) -> None:
+    """The end of the inner is the asker's, too: it does not come before the outer's."""
+    stage, inner = staged(agent("attached")), new_id("inner")
+    kill = f"while ! [ -e go-on ]; do sleep 0.01; done; {agentbox_line('kill', inner, stage.run_id)}"
+    act = f"{shlex.join(agent('attached'))} & {kill}"
+    stage.start(argv=shell(agentbox_line("run", "-d", "--run-id", inner, "--", "sh", "-c", act)))
+    (stage.folder / "go-on").touch()
+    assert agentbox("wait", stage.run_id).returncode == 137
+    assert stage.registered_alive() == []
+    assert inspect(inner)["state"] == "stopped"
+    assert last_receipt(stage.run_id)["proof"] == "empty"
+    assert is_alive(stage.twin.pid)
+
+
+@pytest.mark.bed("nspawn")
+def test_emergency_stop_from_a_cgroup_namespace_inside_of_a_run(staged: Staged) -> None:
+    other, stage = staged(agent("attached")), staged(agent("attached"))
+    other.start()
+    ask = f"while ! [ -e go-on ]; do sleep 0.01; done; unshare -C {agentbox_line('estop')}"
+    stage.start(argv=["sh", "-c", f"{shlex.join(agent('attached'))} & {ask}; sleep 900"])
+    (stage.folder / "go-on").touch()
+    for one in (stage, other):
+        assert agentbox("wait", one.run_id).returncode == 137
+        assert one.registered_alive() == []
+        assert last_receipt(one.run_id)["proof"] == "empty"
+
+
+@pytest.mark.bed("host", "nspawn")
+def test_run_killed_from_a_cgroup_namespace_inside_of_it(staged: Staged) -> None:
+    """There /proc/self/cgroup does not tell where the asker is (cgroup_namespaces(7)): it must not freeze itself."""
+    stage = staged(agent("attached"))
+    kill = f"while ! [ -e go-on ]; do sleep 0.01; done; unshare -C {agentbox_line('kill', stage.run_id)}"
+    stage.start(argv=["sh", "-c", f"{shlex.join(agent('attached'))} & {kill}; sleep 900"])
+    (stage.folder / "go-on").touch()
+    assert agentbox("wait", stage.run_id).returncode == 137
+    assert stage.registered_alive() == []
+    assert last_receipt(stage.run_id)["proof"] == "empty"
+    assert is_alive(stage.twin.pid)
+
+
 @pytest.mark.bed("nspawn-user")
 def test_plain_user_in_a_delegated_cgroup_needs_no_manager(staged: Staged, tmp_path: Path) -> None:
     """The cgroup backend works where the user may write: here in a scope of the user's own."""
