@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 
@@ -28,6 +29,20 @@ from sandbox.kernel.spawn import Child, ChildFailed, spawn
 
 READY_SECONDS = 30.0
 DENIED = (errno.EACCES, errno.EPERM)
+
+
+_walks: list[list[str]] | None = None
+
+
+@contextmanager
+def one_walk() -> Iterator[None]:
+    """For a look at many runs: the whole tree is walked once for all that are at no usual place, as ended ones are."""
+    global _walks
+    _walks = []
+    try:
+        yield
+    finally:
+        _walks = None
 
 
 class CgroupBackend:
@@ -172,7 +187,7 @@ class CgroupBackend:
             if path and os.path.basename(path) == run_id and Cgroup(path).exists():
                 found[path] = None
         if not found:
-            found = {path: None for path in self._runs_below() if os.path.basename(path) == run_id}
+            found = {path: None for path in self._walked() if os.path.basename(path) == run_id}
         return [self._box(Cgroup(path), run_id, None) for path in found if self._is_ours(path)]
 
     def find(self, run_id: str, task_id: str, hint: str | None = None) -> Box | None:
@@ -192,6 +207,13 @@ class CgroupBackend:
         except Unavailable:
             return around
         return [*around, *(f"{base}/{TOP}/{run_id}" for base in bases)]
+
+    def _walked(self) -> Iterable[str]:
+        if _walks is None:
+            return self._runs_below()
+        if not _walks:
+            _walks.append(list(self._runs_below()))
+        return _walks[0]
 
     def _runs_below(self) -> Iterable[str]:
         """Every `…/agentbox/<run>` directory of the mount, nested ones too."""

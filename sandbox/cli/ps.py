@@ -11,7 +11,7 @@ import typer
 from sandbox.cli.arguments import output
 from sandbox.cli.selection import known_runs
 from sandbox.cli.table import bytes_text, seconds_text, shorten, table
-from sandbox.control.status import Status, status
+from sandbox.control.status import Status, statuses
 from sandbox.manifest.home import Home
 
 HEADER = ("RUN", "STATE", "BACKEND", "TASKS", "PROCS", "CPU", "MEMORY", "AGE", "COMMAND")
@@ -24,7 +24,7 @@ def ps(
 ) -> None:
     """List runs: those that live, or with -a all. States that could not be told are shown as unknown."""
     home = Home.locate()
-    found = [status(home, run_id) for run_id in known_runs(home)]
+    found = statuses(home, known_runs(home))
     shown = [one for one in found if show_all or one.live]
     if as_json:
         text = json.dumps([summary(one) for one in shown]) + "\n"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from sandbox.cli.arguments import Parser, Value, output
 from sandbox.cli.selection import known_runs, select_run
 from sandbox.control.request import Act, carry_out, target_of
-from sandbox.control.status import status
+from sandbox.control.status import statuses
 from sandbox.control.stop import Stop
 from sandbox.control.targets import Target
 from sandbox.errors import (
@@ -97,7 +97,7 @@ def _selected(given: argparse.Namespace, home: Home, missed: Missed) -> list[str
     if given.all:
         if given.runs or given.task:
             raise AgentboxError("--all takes no RUN and no --task", fix="leave one of them out", code=USAGE)
-        return [run for run in known_runs(home, missed.unseen) if status(home, run).live]
+        return [one.run_id for one in statuses(home, known_runs(home, missed.unseen)) if one.live]
     if not given.runs:
         raise AgentboxError("no run given", fix="name one (`agentbox ps` lists them), or --all", code=USAGE)
     found: dict[str, None] = {}

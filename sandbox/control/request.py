@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sandbox.boxes.registry import backend, local_backends
 from sandbox.boxes.where import inside, own_box
 from sandbox.control import orders
-from sandbox.control.escapees import marked_processes
+from sandbox.control.escapees import marked_by_control, marked_processes
 from sandbox.control.status import launcher_alive, launcher_identity, load
 from sandbox.control.stop import Stop, begin, look
 from sandbox.control.targets import Target
@@ -56,8 +56,14 @@ def carry_out(home: Home, targets: list[Target], reason: str, act: Act, patience
     for group in (others, [stops[place] for _, place in own]):
         for target, stop in group:
             act(target, stop)
+        controls = {home.run_dir(t.run_id).control: t.run_id for t, _ in group if t.task_id is None}
+        escapees = marked_by_control(controls) if controls else {}
         for target, stop in group:
-            stop.escapees = marked_processes(target.run_id, target.task_id, home.run_dir(target.run_id).control)
+            if target.task_id is None:
+                stop.escapees = escapees.get(target.run_id, [])
+            else:
+                control = home.run_dir(target.run_id).control
+                stop.escapees = marked_processes(target.run_id, target.task_id, control)
             record(home, stop)
             settle(home, target, stop)
     return [stop for _, stop in stops]

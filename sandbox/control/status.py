@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sandbox.boxes.base import Backend, Box, Proof, Unavailable, Usage
+from sandbox.boxes.cgroup import one_walk
 from sandbox.boxes.registry import backend, local_backends
 from sandbox.control import orders
 from sandbox.control.stop import worst
@@ -80,6 +81,12 @@ def status(home: Home, run_id: str) -> Status:
     """
     first = _look_once(home, run_id)
     return _look_once(home, run_id) if first.state in ("lost", "not started") else first
+
+
+def statuses(home: Home, run_ids: Iterable[str]) -> list[Status]:
+    """Look at many runs at once."""
+    with one_walk():
+        return [status(home, run_id) for run_id in run_ids]
 
 
 def _look_once(home: Home, run_id: str) -> Status:
