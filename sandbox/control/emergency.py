@@ -119,7 +119,7 @@ def emergency_stop(home: Home, reason: str, by: str, *, make_file: bool) -> Emer
             _write_file(home, result)
         else:
             result.stands = orders.emergency_stop(home.emergency_stop) != ""
-        _Round(home, backends, result).until_empty(found)
+        _Round(home, backends, result).until_empty(found, prove_open=make_file)
     return result
 
 
@@ -171,7 +171,7 @@ class _Round:
         self.own_parents = frozenset(own.parents if own else ())
         self.unplaced = cgroup_of() is None
 
-    def until_empty(self, found: Found) -> None:
+    def until_empty(self, found: Found, *, prove_open: bool) -> None:
         engine = _Engine(self.home)
         frozen = self._wait_frozen(found)
         deadline = time.monotonic() + ROUNDS_SECONDS
@@ -185,6 +185,8 @@ class _Round:
             frozen = self._wait_frozen(found)
             wanted = [box.run_id for one, box in found if one.populated(box) != "empty" and not self._own(box)]
         self._stop_containers(engine)
+        if prove_open and not self.own_parents and not self.unplaced:
+            self._prove_open()
         self._thaw_others(found)
         self._record()
         self._stop_own(found)
@@ -266,6 +268,17 @@ class _Round:
                 target.backends, target.more = [*target.backends, backend("docker", self.home.path)], None
                 work.append(partial(self._stop_one, run_id, None))
         side_by_side(work, KILL_SECONDS + 5)
+
+    def _prove_open(self) -> None:
+        """Runs that an earlier stop could not prove empty, as of an engine that was down: their record waits for it."""
+        for run_id in _names(self.home):
+            try:
+                receipts = load(self.home, run_id)[0].receipts if run_id not in self.jobs else []
+            except AgentboxError:
+                continue
+            whole = [receipt for receipt in receipts if receipt.get("task_id") is None]
+            if whole and whole[-1].get("proof") != "empty":
+                self._stop_one(run_id, None)
 
     def _not_ended(self) -> list[str]:
         """Runs that may have a container now, by the record."""

@@ -229,7 +229,10 @@ def test_an_engine_that_hangs_holds_up_nothing(fleet: Fleet, dockerd: Dockerd, b
         assert b"docker" in err
     finally:
         os.kill(dockerd.pid, signal.SIGCONT)
+    assert fleet.receipts(run)[-1]["proof"] == "unknown"
     agentbox("estop", check=0)
+    assert [fleet.receipts(one)[-1]["proof"] for one in (run, other)] == ["empty", "empty"]
+    assert len(fleet.receipts(other)) == 1
     for one in dockerd.engine.containers("agentbox.run"):
         assert one["State"] == "exited"
         dockerd.engine.remove(one["Id"])
