@@ -184,7 +184,10 @@ class Gate:
         """Made for homes elsewhere, or the parent of nothing but such: a person's or another session's."""
         if self.session.own_machine or self._is_ours(cgroup):
             return False
-        inside = [_homes(path) for path in cgroup.iterdir() if path.is_dir()] if cgroup.name in KEPT else []
+        try:
+            inside = [_homes(path) for path in cgroup.iterdir() if path.is_dir()] if cgroup.name in KEPT else []
+        except FileNotFoundError:  # it went meanwhile, and is nobody's leak
+            return True
         return bool(_homes(cgroup)) or (bool(inside) and all(inside))
 
     def _end(self, left: State) -> None:
