@@ -318,7 +318,9 @@ def test_an_abort_of_agentbox_keeps_its_grace(fleet: Fleet, tmp_path: Path) -> N
 def test_with_a_grace_it_aborts(fleet: Fleet, tmp_path: Path) -> None:
     with watching(fleet.home, tmp_path, "--grace", "20s"):
         run = fleet.start(command=("sh", "-c", f"trap 'touch {tmp_path}/left; exit' USR1; {AGENT}"))
-        (fleet.home / "runs" / run / "ctl" / "control").write_text("STOP\n")
+        control = fleet.home / "runs" / run / "ctl" / "control"
+        control.write_text("STOP\n")
+        wait_for(lambda: "by: " in control.read_text(), what="the watch takes it up")
         assert len(fleet.alive()) == 5
         for pid in fleet.pids[run][::-1]:
             with contextlib.suppress(ProcessLookupError):  # one may end with another
