@@ -271,6 +271,7 @@ class _Round:
 
     def _prove_open(self) -> None:
         """Runs that an earlier stop could not prove empty, as of an engine that was down: their record waits for it."""
+        still_open = []
         for run_id in _names(self.home):
             try:
                 receipts = load(self.home, run_id)[0].receipts if run_id not in self.jobs else []
@@ -278,7 +279,8 @@ class _Round:
                 continue
             whole = [receipt for receipt in receipts if receipt.get("task_id") is None]
             if whole and whole[-1].get("proof") != "empty":
-                self._stop_one(run_id, None)
+                still_open.append(run_id)
+        self._stop(still_open, {})
 
     def _not_ended(self) -> list[str]:
         """Runs that may have a container now, by the record."""

@@ -189,24 +189,13 @@ def test_all_runs_stopped_from_inside_of_one(staged: Staged) -> None:
         assert is_alive(stage.twin.pid)
 
 
+@pytest.mark.parametrize("inner_too", [False, True], ids=["outer", "inner-and-outer"])
 @EVERYWHERE
-def test_outer_run_killed_by_the_inner(staged: Staged) -> None:
-    stage, inner = staged(agent("attached")), new_id("inner")
-    kill = f"while ! [ -e go-on ]; do sleep 0.01; done; {agentbox_line('kill', stage.run_id)}"
-    act = f"{shlex.join(agent('attached'))} & {kill}"
-    stage.start(argv=shell(agentbox_line("run", "-d", "--run-id", inner, "--", "sh", "-c", act)))
-    (stage.folder / "go-on").touch()
-    assert agentbox("wait", stage.run_id).returncode == 137
-    assert stage.registered_alive() == []
-    assert inspect(inner)["state"] == "stopped"
-    assert last_receipt(stage.run_id)["proof"] == "empty"
-
-
-@EVERYWHERE
-def test_inner_and_outer_run_killed_from_within_the_inner(staged: Staged) -> None:
+def test_outer_run_killed_from_within_the_inner(inner_too: bool, staged: Staged) -> None:
     """The end of the inner is the asker's, too: it does not come before the outer's."""
     stage, inner = staged(agent("attached")), new_id("inner")
-    kill = f"while ! [ -e go-on ]; do sleep 0.01; done; {agentbox_line('kill', inner, stage.run_id)}"
+    words = (inner, stage.run_id) if inner_too else (stage.run_id,)
+    kill = f"while ! [ -e go-on ]; do sleep 0.01; done; {agentbox_line('kill', *words)}"
     act = f"{shlex.join(agent('attached'))} & {kill}"
     stage.start(argv=shell(agentbox_line("run", "-d", "--run-id", inner, "--", "sh", "-c", act)))
     (stage.folder / "go-on").touch()
