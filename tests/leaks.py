@@ -136,6 +136,8 @@ class Gate:
     def __init__(self, session: Session, engine: Callable[[], Engine | None]) -> None:
         self.session = session
         self.engine = engine
+        # One that is about to exec has no argv for a moment: it is known by its pid alone.
+        self.known = _ours_by_pid(session.mark)
         self.before = self._look()
 
     def leaks(self) -> str:
@@ -151,8 +153,7 @@ class Gate:
 
     def _left(self) -> State:
         left = self._look().beyond(self.before)
-        known = {_pid(name) for name in self.before.processes}  # exec(2) changes what a bed's process is called
-        left.processes = {name for name in left.processes if _pid(name) not in known}
+        left.processes = {name for name in left.processes if _pid(name) not in self.known}
         left.cgroups = {path for path in left.cgroups if not self._is_foreign(Path(path))}
         if left.cgroups and not self.session.alone():
             left.cgroups = {path for path in left.cgroups if self._is_ours(Path(path))}
@@ -263,11 +264,15 @@ def _children() -> set[int]:
     return found
 
 
+def _ours_by_pid(mark: str) -> set[int]:
+    marked = {int(name) for name in os.listdir("/proc") if name.isdigit() and _marked(int(name), mark)}
+    return (marked | _children()) - {os.getpid()}
+
+
 def _processes(mark: str) -> set[str]:
     """`PID argv` of the live processes that carry the mark or are our children; a zombie has no argv."""
     found = set()
-    marked = {int(name) for name in os.listdir("/proc") if name.isdigit() and _marked(int(name), mark)}
-    for pid in (marked | _children()) - {os.getpid()}:
+    for pid in _ours_by_pid(mark):
         with contextlib.suppress(OSError):
             argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
             if any(argv) and not _in_bed(pid):

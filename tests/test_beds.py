@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import leaks
 from tests.beds import space
 from tests.beds.base import TREE
 from tests.beds.dockerd import IMAGE, Dockerd
@@ -158,6 +159,24 @@ def test_leak_on_the_host_fails_the_test_and_is_ended(tmp_path: Path) -> None:
     assert "passed test_after_the_leak" in seen
     leak = f"sleep\0902.{os.getpid()}\0".encode()
     wait_for(lambda: leak not in map(command_line, Path("/proc").glob("[0-9]*")))
+
+
+def test_bed_that_is_about_to_exec_is_no_leak(tmp_path: Path) -> None:
+    """Between two tests a bed may be met without an argv, as every process is for a moment in execve(2)."""
+    bed = subprocess.Popen([""], executable=sys.executable, stdin=subprocess.PIPE)
+    session = leaks.Session(own_machine=False, folder=tmp_path)
+    try:
+        gate = leaks.Gate(session, lambda: None)
+        assert bed.stdin is not None
+        bed.stdin.write(b"import os; os.execv('/bin/sleep', ['sleep', '906'])")
+        bed.stdin.close()
+        wait_for(lambda: command_line(Path(f"/proc/{bed.pid}")).startswith(b"sleep"))
+        assert gate.leaks() == ""
+        assert bed.poll() is None
+    finally:
+        bed.kill()
+        bed.wait()
+        session.close()
 
 
 def test_session_that_is_killed_leaves_nothing_alive(tmp_path: Path) -> None:

@@ -54,8 +54,9 @@ class Beside:
         return self.process.poll() is None
 
     def log(self) -> str:
-        """What it printed."""
-        return tail(self.folder / "log")
+        """What it printed, and how it ended."""
+        status = self.process.poll()
+        return tail(self.folder / "log") + ("" if status is None else f"\n(exit status {status})")
 
     def stop(self) -> None:
         """Interrupt it, and remove its files."""

@@ -42,6 +42,18 @@ def findings(*args: str, **more: Any) -> list[Found]:
     return list(reconcile(*args, **more)["findings"])
 
 
+def answered() -> list[Found]:
+    """The findings of the first look in which no observer owed its answer: an engine at load is asked again."""
+    looks: list[Found] = []
+
+    def all_told() -> bool:
+        looks.append(reconcile())
+        return looks[-1]["not_asked"] == []
+
+    wait_for(all_told, 60, "an observer that owes no answer")
+    return list(looks[-1]["findings"])
+
+
 def kinds(*args: str, **more: Any) -> list[str]:
     return sorted(one["kind"] for one in findings(*args, **more))
 

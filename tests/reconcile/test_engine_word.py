@@ -12,7 +12,7 @@ from sandbox.kernel.procfs import all_pids
 from sandbox.kernel.scan import cmdline
 from tests.beds.dockerd import IMAGE, Dockerd
 from tests.cli.runs import start
-from tests.reconcile.looking import box_of, box_pids, end, end_launcher, findings, in_state, kinds
+from tests.reconcile.looking import answered, box_of, box_pids, end, end_launcher, in_state, kinds
 from tests.support import agentbox, is_alive, wait_for
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -41,7 +41,7 @@ def test_engine_says_running_and_its_cgroup_is_empty(engine: Dockerd) -> None:
             if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not any(map(is_alive, pids)))
-        (found,) = [found for found in findings() if found["kind"] == "engine_disagrees"]
+        (found,) = [found for found in answered() if found["kind"] == "engine_disagrees"]
         assert (found["run_id"], found["task_id"]) == (run, "main")
         told = found["evidence"]
         assert (told["engine_status"], told["cgroup_populated"], told["pids"]) == ("running", False, [])
@@ -62,7 +62,7 @@ def test_engine_says_exited_and_its_cgroup_is_not_empty(engine: Dockerd) -> None
         (container,) = engine.engine.containers(f"agentbox.run={run}")
         engine.engine.ask("POST", f"/containers/{container['Id']}/kill")
         agentbox("wait", run)
-        (found,) = [found for found in findings() if found["kind"] == "engine_disagrees"]
+        (found,) = [found for found in answered() if found["kind"] == "engine_disagrees"]
         told = found["evidence"]
         assert (told["engine_status"], told["cgroup_populated"], told["pids"]) == ("exited", True, [stranger.pid])
         assert found["command"] == f"agentbox kill {run} --task main"

@@ -27,7 +27,7 @@ from sandbox.reconcile.boxes import SeenBox
 from sandbox.reconcile.classify import classify
 from sandbox.reconcile.survey import survey
 from tests.cli.runs import inspect, run_dir, start
-from tests.reconcile.looking import box_pids, edit_record, end, findings, in_state, orphan, reconcile
+from tests.reconcile.looking import answered, box_pids, edit_record, end, findings, in_state, orphan, reconcile
 from tests.support import agentbox, is_alive, wait_for
 
 NOBODY = 65534
@@ -246,7 +246,7 @@ def test_containers(engine: object) -> None:
     for pid in (task["launcher"]["pid"], task["pid"]):
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda pid=pid: not is_alive(pid))
-    assert [(found["kind"], found["run_id"]) for found in findings()] == [("orphan", run)]
+    assert [(found["kind"], found["run_id"]) for found in answered()] == [("orphan", run)]
     reconcile("--kill", check=0)
     assert box_pids(live) and inspect(run)["state"] == "stopped"
 
@@ -265,7 +265,7 @@ def test_container_that_the_agent_made(engine: Any) -> None:
         time.sleep(2.1)  # an engine tells whole seconds
         run = start(*argv, made, IMAGE, "sleep", "900", options=("--backend", "cgroup", "--on-exit", "leave"))
         agentbox("wait", run, check=0)
-        (found,) = [found for found in findings() if found["kind"] == "escapee"]
+        (found,) = [found for found in answered() if found["kind"] == "escapee"]
         assert (found["run_id"], found["severity"]) == (run, "info")
         assert made in found["what"] and found["command"] == f"docker rm -f {made}"
         ended = reconcile("--kill", check=1)["ended"]
