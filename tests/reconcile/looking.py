@@ -48,7 +48,7 @@ def answered() -> list[Found]:
 
     def all_told() -> bool:
         looks.append(reconcile())
-        return looks[-1]["not_asked"] == []
+        return bool(looks[-1]["not_asked"] == [])
 
     wait_for(all_told, 60, "an observer that owes no answer")
     return list(looks[-1]["findings"])
