@@ -31,6 +31,8 @@ def main() -> None:
     dispositions = Dispositions.inherited()
     reserve_stdio()
     _reopen_streams()
+    if not os.environ.get("AGENTBOX_DEBUG"):
+        sys.unraisablehook = lambda _: None  # a thread without memory, a file object whose disk is full at its end
     argv = sys.argv[1:]
     verb = argv[0] if argv else ""
     try:

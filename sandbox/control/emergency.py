@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,8 +27,8 @@ from sandbox.control.status import launcher_alive, load
 from sandbox.control.stop import KILL_SECONDS, Found, Rung, Stop, begin, kill, worst
 from sandbox.control.targets import Target
 from sandbox.errors import NOT_PROVEN, NOT_RECORDED, PROVEN_EMPTY, AgentboxError
+from sandbox.kernel.background import Background, bounded
 from sandbox.kernel.mounts import cgroup_of
-from sandbox.kernel.procfs import bounded
 from sandbox.manifest.fold import Run
 from sandbox.manifest.home import Home
 
@@ -326,13 +325,12 @@ class _Engine:
         self.boxes: list[Box] = []
         self.problem = "docker: the engine has not answered in time"
         self.deadline = time.monotonic() + ENGINE_SECONDS
-        self.thread: threading.Thread | None = None
+        self.asking: Background | None = None
         if os.environ.get("DOCKER_HOST") or os.access("/var/run/docker.sock", os.W_OK) or _has_context():
-            self.thread = threading.Thread(target=self._ask, daemon=True)
             try:
-                self.thread.start()
+                self.asking = Background(self._ask)
             except RuntimeError:
-                self.thread, self.problem = None, "docker: no thread can be made to ask the engine"
+                self.problem = "docker: no thread can be made to ask the engine"
         else:
             self.problem = ""
 
@@ -347,8 +345,8 @@ class _Engine:
 
     def answer(self) -> tuple[list[Box], str]:
         """The runs' boxes and "", or why they are not known."""
-        if self.thread is not None:
-            self.thread.join(max(0.0, self.deadline - time.monotonic()))
+        if self.asking is not None:
+            self.asking.wait(max(0.0, self.deadline - time.monotonic()))
         return ([], self.problem) if self.problem else (self.boxes, "")
 
 
@@ -386,14 +384,12 @@ def side_by_side(work: Sequence[Callable[[], None]], seconds: float) -> None:
 
     threads = []
     for _ in range(min(WORKERS, len(queue))):
-        thread = threading.Thread(target=take, daemon=True)
         try:
-            thread.start()
+            threads.append(Background(take))
         except RuntimeError:
             break
-        threads.append(thread)
     if not threads:
         take()
     deadline = time.monotonic() + seconds
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.wait(max(0.0, deadline - time.monotonic()))

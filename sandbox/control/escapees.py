@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from sandbox.kernel.procfs import Member, all_pids, bounded, environ, look
+from sandbox.kernel.background import bounded
+from sandbox.kernel.procfs import Member, all_pids, environ, look
 
 SCAN_SECONDS = 1.0
 

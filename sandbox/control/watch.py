@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import stat
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +25,7 @@ from sandbox.control.stop import Stop
 from sandbox.control.targets import Target
 from sandbox.control.watch_places import Key, Places, all_orders
 from sandbox.errors import NOT_PROVEN, NOT_RECORDED, PROVEN_EMPTY, AgentboxError, number_of
+from sandbox.kernel.background import Background
 from sandbox.manifest.home import Home
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def written_by_hand(path: str) -> tuple[int, int] | None:
 def _in_background(work: Callable[[], object]) -> None:
     """A stop takes its time; the next emergency must not wait for it."""
     try:
-        threading.Thread(target=work, daemon=True).start()
+        Background(work)
     except RuntimeError:
         work()
 

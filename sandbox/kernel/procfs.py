@@ -7,12 +7,12 @@ uninterruptible sleep, so a scan runs in a thread that the caller stops waiting 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from sandbox.kernel.background import bounded
 from sandbox.kernel.files import read_bytes
 
 ARGV_BYTES = 4096
@@ -119,26 +119,6 @@ def photograph(pids: Iterable[int], seconds: float) -> list[Member]:
             if pid not in seen and (stat := read_stat(pid)):
                 seen[pid] = Member(pid, stat.start_ticks, stat.comm, state=stat.state, ppid=stat.ppid)
     return [seen.get(pid, Member(pid)) for pid in pids]
-
-
-def bounded(work: Callable[[], None], seconds: float) -> bool:
-    """Run `work` in a thread for at most `seconds`; False if it was not done by then, failed or could not start."""
-    done = []
-
-    def act() -> None:
-        try:
-            work()
-        except Exception:
-            return  # what it has found until then counts; a thread's error would go to stderr
-        done.append(True)
-
-    thread = threading.Thread(target=act, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return False
-    thread.join(seconds)
-    return bool(done)
 
 
 def environ(pid: int) -> dict[str, str] | None:

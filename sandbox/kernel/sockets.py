@@ -14,8 +14,9 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from sandbox.kernel.background import bounded
 from sandbox.kernel.files import read_bytes
-from sandbox.kernel.procfs import all_pids, bounded, read_stat
+from sandbox.kernel.procfs import all_pids, read_stat
 
 TABLE_BYTES = 1 << 26
 SOCK_DIAG, DUMP_REQUEST = 4, 0x301  # NETLINK_SOCK_DIAG; NLM_F_REQUEST | NLM_F_DUMP

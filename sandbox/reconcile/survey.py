@@ -6,7 +6,6 @@ An observer that hangs or fails is named under `not_asked`; what it would have s
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from sandbox.control import orders
 from sandbox.errors import AgentboxError
+from sandbox.kernel.background import Background
 from sandbox.kernel.identity import Identity, boot_id
 from sandbox.kernel.procfs import read_stat, started_at
 from sandbox.kernel.scan import pid_namespace
@@ -93,9 +93,8 @@ class _Asked(Generic[T]):
         self.why = ""
         self._act = act
         self._deadline = time.monotonic() + seconds
-        self._thread = threading.Thread(target=self._run, name=f"observer {name}", daemon=True)
         try:
-            self._thread.start()
+            self._asking = Background(self._run)
         except RuntimeError as error:
             self.why = f"no thread could be started: {error}"
 
@@ -110,10 +109,8 @@ class _Asked(Generic[T]):
 
     def get(self, not_asked: list[NotAsked]) -> T | None:
         """The answer, or None with the reason in `not_asked`."""
-        if not self.why:
-            self._thread.join(max(0.0, self._deadline - time.monotonic()))
-            if self._thread.is_alive():
-                self.why = "no answer in time"
+        if not self.why and not self._asking.wait(max(0.0, self._deadline - time.monotonic())):
+            self.why = "no answer in time"
         if self.why:
             not_asked.append(NotAsked(self.name, self.why))
             return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sandbox.errors import AgentboxError
-from sandbox.kernel.procfs import bounded
+from sandbox.kernel.background import bounded
 from sandbox.report.model import Commit, Files, TaskReport, Time
 from sandbox.worktree.git import git
 from sandbox.worktree.repository import ANCHORS

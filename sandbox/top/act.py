@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 
 from sandbox.control import pause
@@ -12,6 +11,7 @@ from sandbox.control.ladder import GRACE, TERM, abort
 from sandbox.control.request import Act, carry_out, target_of
 from sandbox.control.stop import Stop, kill
 from sandbox.errors import AgentboxError, number_of
+from sandbox.kernel.background import Background
 from sandbox.manifest.home import Home
 
 REASON = "asked for in top"
@@ -23,7 +23,7 @@ class Actions:
 
     def __init__(self, home: Home, told: Callable[[str], None]) -> None:
         self.home, self.told = home, told
-        self._threads: list[tuple[str, threading.Thread]] = []
+        self._threads: list[tuple[str, Background]] = []
 
     def begin(self, key: str, run_id: str, task_id: str | None) -> None:
         """`key` of WORDS, on a run or one task of it."""
@@ -41,12 +41,12 @@ class Actions:
 
     def under_way(self) -> list[str]:
         """The names of those that have not come to their end."""
-        self._threads = [(name, thread) for name, thread in self._threads if thread.is_alive()]
+        self._threads = [(name, thread) for name, thread in self._threads if not thread.wait(0)]
         return [name for name, _ in self._threads]
 
     def wait(self) -> None:
         for _, thread in self._threads:
-            thread.join()
+            thread.wait()
 
     def _start(self, name: str, work: Callable[[], str]) -> None:
         def act() -> None:
@@ -58,9 +58,10 @@ class Actions:
                 self.told(f"{name}: failed: {type(error).__name__}: {error}")
 
         self.told(f"{name} …")
-        thread = threading.Thread(target=act, daemon=True, name=name)
-        self._threads.append((name, thread))
-        thread.start()
+        try:
+            self._threads.append((name, Background(act)))
+        except RuntimeError as error:
+            self.told(f"{name}: failed: {error}")
 
     def _pause(self, run_id: str, task_id: str | None) -> str:
         pause.hold(self.home, run_id, task_id, REASON)

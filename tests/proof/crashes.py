@@ -128,7 +128,7 @@ SCENES = {
     ),
     "spawn": Scene(live_run, lambda run: ["spawn", run, "--task", "t", "--backend", "cgroup", "--", *ENDS], START),
     "spawn-d": Scene(live_run, lambda run: ["spawn", "-d", run, "--task", "t", "--", *LIVES], (0, *START[1:]), True),
-    "kill": Scene(live_run, lambda run: ["kill", run], (0, 1, 4)),
+    "kill": Scene(live_run, lambda run: ["kill", run], (0, 1, 4), True),
     "abort": Scene(deaf_run, lambda run: ["abort", "--grace", "0.1s", "--term", "0.1s", run], (0, 1, 4)),
     "writer": Scene(torn_record, lambda run: ["writer", run], (0,), torn=True),
     "reconcile": Scene(orphan, lambda run: ["reconcile", "--kill", "--run", run], (0, 1, 2), True),

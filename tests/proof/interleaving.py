@@ -1,7 +1,7 @@
-"""A start and a stop, step by step: each two of their steps in both orders, or every order that there is.
+"""A start and a stop, step by step: each two of their steps in both orders, or whole orders as they are drawn.
 
-usage: python -m tests.proof.interleaving SCENE BACKEND pairs|all MOST SEED, with AGENTBOX_HOME set. `pairs`: see
-orders.pairs; `all` may be thousands. MOST bounds the number of pairs' (0: no bound), SEED draws them.
+usage: python -m tests.proof.interleaving SCENE BACKEND pairs|drawn MOST SEED, with AGENTBOX_HOME set. `pairs`: see
+orders.pairs; MOST bounds their number (0: no bound), SEED draws them. `drawn`: MOST whole orders, drawn by SEED.
 Prints {"scene", "backend", "played", "orders": different ones, "steps": {side: [name]}, "seen": {how it came out:
 count}, "pairs": how many times one step before another of the other side was met, each counted once, "never":
 {why it can't be: count}, "missing": [what was not met, and could be], "against_the_rules": [what was met, and could not
@@ -43,7 +43,7 @@ from tests.beds import space
 from tests.beds.dockerd import IMAGE
 from tests.cli.runs import parent_box
 from tests.proof.causes import asked_for, why_not
-from tests.proof.orders import Coverage, Made, Order, directed, every_order, pairs
+from tests.proof.orders import Coverage, Made, Order, directed, drawn, pairs
 from tests.proof.stage import (
     PATIENCE,
     START,
@@ -257,7 +257,7 @@ def played(scene: Scene, how: str, most: int, seed: int) -> dict[str, object]:
     why = partial(why_not, scene.name, scene.backend)
     further = directed(one, coverage, wanted) if how == "pairs" and not most else ()
     with suppress(AssertionError, AgentboxError):
-        for made in chain(pairs(one, most, seed) if how == "pairs" else every_order(one), further):
+        for made in chain((pairs if how == "pairs" else drawn)(one, most, seed), further):
             coverage.add(made)
             seen["the start ended first" if made.order[-1] == STOP else "the stop ended first"] += 1
     missing = coverage.missing()

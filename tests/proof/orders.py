@@ -45,16 +45,12 @@ class Made:
 Play = Callable[[Order], Made]
 
 
-def every_order(play: Play) -> Iterator[Made]:
-    """Each order once: what a play could have done elsewhere is what is played next."""
-    waiting: list[Order] = [()]
-    while waiting:
-        prefix = waiting.pop()
-        made = play(prefix)
-        yield made
-        for place in range(len(prefix), len(made.order)):
-            others = [other for other in made.could[place] if other != made.order[place]]
-            waiting += [(*made.order[:place], other) for other in others]
+def drawn(play: Play, most: int, seed: int) -> Iterator[Made]:
+    """`most` whole orders, each turn thrown with a coin that is weighted anew for each: all of them are too many."""
+    rng = random.Random(seed)
+    for _ in range(most):
+        weight = rng.uniform(0.2, 0.8)
+        yield play(tuple(START if rng.random() < weight else STOP for _ in range(ENDLESS)))
 
 
 def pairs(play: Play, most: int = 0, seed: int = 0) -> Iterator[Made]:

@@ -58,6 +58,14 @@ def test_some_crashes_and_errors(scene: str, tmp_path: Path) -> None:
     play(scene, SAMPLE, tmp_path)
 
 
+@pytest.mark.parametrize("scene,fault", [("reconcile", "ENOMEM at mmap 1")])
+def test_crashes_that_were_hard_to_come_by(scene: str, fault: str, tmp_path: Path) -> None:
+    """A thread that finds no memory at its birth: threading.Thread.start waits for its first step for ever."""
+    argv = [sys.executable, "-m", "tests.proof.crashes", scene, fault, "1", "0"]
+    done = subprocess.run(argv, cwd=TREE, env=agentbox_env(tmp_path / "home"), stdout=subprocess.PIPE, text=True)
+    assert json.loads(done.stdout)["faults"] == []
+
+
 @pytest.mark.limit(4 * 3600)
 @pytest.mark.full("hours: every system call of every verb")
 @pytest.mark.parametrize("scene", SCENES)
