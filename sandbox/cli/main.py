@@ -32,7 +32,8 @@ def main() -> None:
     reserve_stdio()
     _reopen_streams()
     if not os.environ.get("AGENTBOX_DEBUG"):
-        sys.unraisablehook = lambda _: None  # a thread without memory, a file object whose disk is full at its end
+        # What a thread without memory or a full disk at a file's end would print. To call a built-in takes no memory.
+        sys.unraisablehook = callable
     argv = sys.argv[1:]
     verb = argv[0] if argv else ""
     try:

@@ -58,7 +58,7 @@ def test_some_crashes_and_errors(scene: str, tmp_path: Path) -> None:
     play(scene, SAMPLE, tmp_path)
 
 
-@pytest.mark.parametrize("scene,fault", [("reconcile", "ENOMEM at mmap 1")])
+@pytest.mark.parametrize("scene,fault", [("reconcile", f"ENOMEM at mmap {which}") for which in ("1", "2", "2+")])
 def test_crashes_that_were_hard_to_come_by(scene: str, fault: str, tmp_path: Path) -> None:
     """A thread that finds no memory at its birth: threading.Thread.start waits for its first step for ever."""
     argv = [sys.executable, "-m", "tests.proof.crashes", scene, fault, "1", "0"]
