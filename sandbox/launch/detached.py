@@ -6,7 +6,7 @@ connection of the caller's ends when the caller does.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 
 from sandbox.errors import AgentboxError
@@ -29,14 +29,14 @@ def launch_detached(spec: LaunchSpec, home: Home, dispositions: Dispositions) ->
     os.close(reader)
     code, _, text = word.decode("utf-8", "replace").partition(" ")
     if code != "0":
-        os.waitpid(pid, 0)
+        os.waitpid(pid, 0 if code else os.WNOHANG)
         raise _error(spec, code, text)
 
 
 def _error(spec: LaunchSpec, code: str, text: str) -> AgentboxError:
     if not code.isdigit():
         # Killed at the wrong moment it may have let the command go; ours to end it is not: the id may be another's.
-        what = f"the launcher ended before it could say whether {spec.run_id} runs"
+        what = f"the launcher could not say whether {spec.run_id} runs"
         return AgentboxError(what, fix=f"agentbox inspect {spec.run_id}, or agentbox kill {spec.run_id}")
     return AgentboxError(text, code=int(code))
 
@@ -65,9 +65,7 @@ def _background(spec: LaunchSpec, home: Home, dispositions: Dispositions, report
 
 
 def _say(fd: int, text: bytes) -> None:
-    try:
-        os.write(fd, text)
-        os.close(fd)
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EBADF):
-            raise
+    """What can't be said is no reason to leave a task that runs."""
+    for act in (lambda: os.write(fd, text), lambda: os.close(fd)):
+        with contextlib.suppress(OSError):
+            act()

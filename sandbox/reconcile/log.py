@@ -6,6 +6,7 @@ carries no time of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -34,8 +35,15 @@ def logger() -> Logger:
 
     found.remove()
     journal = in_journal(2)
-    found.add(sys.stderr, format=_for_journal if journal else _for_people, colorize=False, backtrace=False)
+    found.add(_write, format=_for_journal if journal else _for_people, colorize=False, backtrace=False)
     return found
+
+
+def _write(message: str) -> None:
+    """A line that can't be written is lost; loguru would print what went wrong, with a traceback."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(message)
+        sys.stderr.flush()
 
 
 def _for_journal(record: Record) -> str:
