@@ -32,9 +32,18 @@ def own_box(path: str | None = None) -> OwnBox | None:
     if not where or not found:
         return None
     last = found[-1]
-    run_id = last["run"] or last["slice"].replace("\\x2d", "-")
+    run_id = _run_of(last)
     parents = tuple(where[: m.end()].rsplit("/", 1)[0] for m in found)
     return OwnBox(run_id, where[: last.end()], parents)
+
+
+def runs_around(path: str) -> tuple[str, ...]:
+    """The runs whose boxes the cgroup directory `path` is in, the outermost first."""
+    return tuple(_run_of(match) for match in _BOX.finditer(path))
+
+
+def _run_of(box: re.Match[str]) -> str:
+    return str(box["run"] or box["slice"].replace("\\x2d", "-"))
 
 
 def is_parent(path: str) -> bool:

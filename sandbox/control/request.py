@@ -10,6 +10,7 @@ from sandbox.boxes.registry import backend, local_backends
 from sandbox.boxes.where import inside, own_box
 from sandbox.control import orders
 from sandbox.control.escapees import marked_by_control, marked_processes
+from sandbox.control.nested import stops_inside
 from sandbox.control.status import launcher_alive, launcher_identity, load
 from sandbox.control.stop import Stop, begin, look
 from sandbox.control.targets import Target
@@ -111,9 +112,11 @@ def _has_receipt(home: Home, stop: Stop) -> bool:
 
 
 def settle(home: Home, target: Target, stop: Stop) -> None:
-    """What is left to do once the run is dead: wake a stopped launcher, or clean up for a dead one."""
+    """What is left to do once the run is dead: tell it of the runs inside, wake a stopped launcher, or clean up."""
     if stop.proof != "empty" or stop.from_inside:
         return
+    for inner in stops_inside(home, stop):
+        record(home, inner)
     try:
         run, _ = load(home, stop.run_id)
     except AgentboxError:

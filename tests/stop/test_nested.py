@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.boxes.where import runs_around
 from tests.stop.conftest import Staged
 from tests.stop.stage import agent, inspect, new_id
 from tests.support import agentbox, agentbox_argv, is_alive, wait_for
@@ -29,6 +30,17 @@ def agentbox_line(*args: str) -> str:
 
 def last_receipt(run_id: str) -> dict[str, Any]:
     return dict(inspect(run_id)["receipts"][-1])
+
+
+def assert_recorded(seen: dict[str, Any]) -> None:
+    """The inner run's own record and order tell of its end, who was in it, and who asked."""
+    (receipt,) = seen["receipts"]
+    assert receipt["proof"] == "empty" and receipt["asked_by"] and receipt["empty_at"]
+    assert receipt["processes"] and all(seen["run_id"] in runs_around(one["cgroup"]) for one in receipt["processes"])
+    assert seen["order"] == "STOP"
+    assert agentbox("spawn", seen["run_id"], "--", "true").returncode == 75
+    agentbox("verify", seen["run_id"], check=0)
+    assert f"record  {seen['run_id']}" in agentbox("prune", "--older-than", "0s", "--dry-run", check=0).stdout
 
 
 @EVERYWHERE
@@ -51,6 +63,7 @@ def test_kill_of_the_outer_run_ends_the_inner(staged: Staged, how: str) -> None:
         assert (seen["state"], seen["why"]) == ("stopped", f"killed by outer run {outer}")
         assert agentbox("wait", run_id).returncode == 137
         assert seen["boxes"] == []
+        assert_recorded(inspect(run_id))
     assert json.loads(agentbox("ps", "--json", check=0).stdout) == []
 
 
