@@ -9,11 +9,15 @@ import typer
 
 from sandbox.boxes.base import Unavailable
 from sandbox.boxes.doorways import open_doorways
+from sandbox.boxes.limits import NOT_THERE
 from sandbox.boxes.registry import NAMES, backend, choose
 from sandbox.cli.arguments import output
 from sandbox.control.health import home_facts
 from sandbox.errors import AgentboxError
 from sandbox.manifest.home import Home
+
+CONTROLLERS_IN_V1 = "a controller that cgroup v1 has taken is free again after a boot with cgroup_no_v1=all"
+"""Documentation/admin-guide/kernel-parameters.txt."""
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False) -> None:
@@ -71,6 +75,8 @@ def _told(found: dict[str, Any]) -> str:
             lines.append(f"      repair: {one['repair']}")
         if one["works"]:
             lines.append(f"      limits: {_limits(one['limits'])}")
+            if NOT_THERE in (one["limits"] or {}).values():
+                lines.append(f"      repair: {CONTROLLERS_IN_V1}")
     lines.append(f"{'ok  ' if found['auto'] else 'no  '}auto: {found['auto'] or found['auto_error']}")
     state = found["state"]
     lines.append(f"{'ok  ' if state['ok'] else 'no  '}state: {state['what']}")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from sandbox.boxes.base import Backend, Limits
+from sandbox.boxes.base import Limits
 from sandbox.cli import values
 from sandbox.cli.arguments import Parser, Value, output, split_command
 from sandbox.errors import USAGE, AgentboxError, ReaderGone, warn
@@ -17,6 +17,7 @@ from sandbox.launch.output import LIMIT
 from sandbox.launch.run import launch
 from sandbox.launch.signals import Dispositions
 from sandbox.launch.spec import LaunchSpec
+from sandbox.launch.start import Started
 from sandbox.launch.supervise import exit_as
 from sandbox.manifest.home import Home
 
@@ -192,7 +193,7 @@ def _container(given: argparse.Namespace) -> dict[str, Any]:
 def carry_out(spec: LaunchSpec, home: Home, dispositions: Dispositions, printed: str) -> int:
     """Launch in the foreground (and exit as the command did) or detached (and print `printed`)."""
     if spec.detach:
-        launch_detached(spec, home, dispositions)
+        _warn_of_limits(launch_detached(spec, home, dispositions))
         try:
             output(printed + "\n")
         except (AgentboxError, ReaderGone) as error:
@@ -203,12 +204,19 @@ def carry_out(spec: LaunchSpec, home: Home, dispositions: Dispositions, printed:
     return exit_as(launch(spec, home, dispositions, [], _announce))
 
 
-def _announce(spec: LaunchSpec, backend: Backend) -> None:
+def _announce(started: Started) -> None:
+    spec, backend = started.spec, started.backend
+    _warn_of_limits(started.given_up)
     if spec.new_run:
         warn(f"run {spec.run_id} ({backend.name}); stop it with: agentbox kill {spec.run_id}")
     else:
         stop = f"agentbox kill {spec.run_id} --task {spec.task_id}"
         warn(f"task {spec.task_id} of run {spec.run_id} ({backend.name}); stop it with: {stop}")
+
+
+def _warn_of_limits(given_up: Sequence[str]) -> None:
+    for line in given_up:
+        warn(f"{line}; it goes on without this limit")
 
 
 def _cwd() -> str | None:

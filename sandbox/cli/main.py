@@ -35,6 +35,8 @@ def main() -> None:
         # What a thread without memory or a full disk at a file's end would print. To call a built-in takes no memory.
         sys.unraisablehook = callable
     argv = sys.argv[1:]
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     verb = argv[0] if argv else ""
     try:
         code = _dispatch(verb, argv, dispositions)

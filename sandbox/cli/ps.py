@@ -11,7 +11,9 @@ import typer
 from sandbox.cli.arguments import output
 from sandbox.cli.selection import known_runs
 from sandbox.cli.table import bytes_text, seconds_text, shorten, table
+from sandbox.control import orders
 from sandbox.control.status import Status, statuses
+from sandbox.errors import warn
 from sandbox.manifest.home import Home
 
 HEADER = ("RUN", "STATE", "BACKEND", "TASKS", "PROCS", "CPU", "MEMORY", "AGE", "COMMAND")
@@ -33,6 +35,8 @@ def ps(
     else:
         text = table(HEADER, [_row(one) for one in shown])
     output(text)
+    if not (as_json or quiet) and (why := orders.emergency_stop(home.emergency_stop)):
+        warn(f"{why}: nothing starts; agentbox estop --status")
 
 
 def summary(one: Status) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 
 from sandbox.cli.arguments import output
 from sandbox.cli.selection import existing_run
-from sandbox.errors import AgentboxError, printable
+from sandbox.errors import USAGE, AgentboxError, printable
 from sandbox.manifest.home import Home
 from sandbox.manifest.lines import open_regular
 from sandbox.manifest.verify import Verdict
@@ -46,6 +47,9 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print an object.")] = False,
 ) -> None:
     """Tell a rewritten or removed record from a torn end, and say what can't be told. Exit 0 whole, 1 broken."""
+    if head and not re.fullmatch(r"[0-9a-f]{64}", head):
+        fix = "give the 64 hexadecimal digits that `agentbox verify` printed"
+        raise AgentboxError(f"--head {printable(head)} is no digest", fix=fix, code=USAGE)
     home = Home.locate()
     run_id = existing_run(home, run)
     path = home.run_dir(run_id).manifest

@@ -37,7 +37,7 @@ but the record could not be written."""
 def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="a run's id, or a unique prefix of it")
-    add("--all", action="store_true", help="every run that is alive")
+    add("--all", action="store_true", help="every run of this AGENTBOX_HOME that is alive")
     add("--task", metavar="ID", help="stop this task alone")
     add("--reason", action=Value, convert=redact_text, default="", metavar="TEXT", help="why, for the record")
     add("--json", action="store_true", help="print an array with one receipt a run")
@@ -48,7 +48,8 @@ def stop_runs(given: argparse.Namespace, act: Act, patience: float = 0.0) -> int
     home = Home.locate()
     missed = Missed()
     stops = carry_out(home, targets(given, home, missed), given.reason or "asked for", act, patience)
-    say(json.dumps([s.as_receipt() for s in stops]) + "\n" if given.json else "".join(map(told, stops)))
+    text = "".join(map(told, stops)) or f"nothing is alive of {home.path}\n"
+    say(json.dumps([s.as_receipt() for s in stops]) + "\n" if given.json else text)
     for stop in stops:
         warn_of(stop)
     missed.warn()

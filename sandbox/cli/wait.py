@@ -71,6 +71,8 @@ def code_of(one: Status) -> int:
     ended = one.run.ended or {}
     code = ended.get("code")
     if isinstance(code, int) and not isinstance(code, bool):
+        if one.state == "not started":
+            warn(f"run {one.run_id} never started: {one.why}")
         return code if 0 <= code <= 255 else AGENTBOX_FAILED
     if one.state == "stopped":
         return KILLED

@@ -15,11 +15,15 @@ from sandbox.launch.finish import refused_code
 from sandbox.launch.run import launch
 from sandbox.launch.signals import Dispositions
 from sandbox.launch.spec import LaunchSpec
+from sandbox.launch.start import Started
 from sandbox.manifest.home import Home
 
 
-def launch_detached(spec: LaunchSpec, home: Home, dispositions: Dispositions) -> None:
-    """Start the task with a launcher of its own and return once it runs. Raises AgentboxError if it does not."""
+def launch_detached(spec: LaunchSpec, home: Home, dispositions: Dispositions) -> list[str]:
+    """Start the task with a launcher of its own and return once it runs: the limits that were given up, a line each.
+
+    Raises AgentboxError if it does not run.
+    """
     try:
         pid, reader = fork_reporting(lambda report: _background(spec, home, dispositions, report))
     except OSError as error:
@@ -31,6 +35,7 @@ def launch_detached(spec: LaunchSpec, home: Home, dispositions: Dispositions) ->
     if code != "0":
         os.waitpid(pid, 0 if code else os.WNOHANG)
         raise _error(spec, code, text)
+    return text.splitlines()
 
 
 def _error(spec: LaunchSpec, code: str, text: str) -> AgentboxError:
@@ -53,7 +58,7 @@ def _background(spec: LaunchSpec, home: Home, dispositions: Dispositions, report
         close_from(4)
         answer = b""
         steps: list[Step] = [("start a session", os.setsid)]
-        launch(spec, home, dispositions, steps, lambda *_: _say(3, b"0 started"))
+        launch(spec, home, dispositions, steps, _say_started)
     except AgentboxError as error:
         answer = f"{refused_code(error)} {error}".encode("utf-8", "replace")
     except BaseException as error:
@@ -62,6 +67,10 @@ def _background(spec: LaunchSpec, home: Home, dispositions: Dispositions, report
         if answer:
             _say(3, answer)
         os._exit(0)
+
+
+def _say_started(started: Started) -> None:
+    _say(3, ("0 " + "\n".join(started.given_up)).encode("utf-8", "replace"))
 
 
 def _say(fd: int, text: bytes) -> None:

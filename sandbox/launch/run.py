@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sandbox.boxes.base import LAUNCHER_SUFFIX, Backend, BoxSpec
 from sandbox.boxes.registry import choose
 from sandbox.boxes.where import own_box
-from sandbox.control import orders
+from sandbox.control import emergency_file, orders
 from sandbox.control.under_way import is_under_way
 from sandbox.errors import AgentboxError, Refused
 from sandbox.kernel.spawn import Step
@@ -36,7 +36,7 @@ def launch(
     home: Home,
     dispositions: Dispositions,
     steps: list[Step],
-    announce: Callable[[LaunchSpec, Backend], None],
+    announce: Callable[[Started], None],
 ) -> Ended:
     """Start the task and wait for its end. Raises Refused or AgentboxError, with nothing left of the task.
 
@@ -59,7 +59,7 @@ def launch(
         _record_no_start(spec, run, writer, error)
         raise
     started.output = output
-    announce(spec, backend)
+    announce(started)
     return _wait(started, writer, dispositions, terminal)
 
 
@@ -115,6 +115,9 @@ def prepare(spec: LaunchSpec, home: Home) -> tuple[RunDir, Writer, Backend]:
 
 def _refuse_emergency(home: Home) -> None:
     if why := orders.emergency_stop(home.emergency_stop):
+        standing = emergency_file.look(home)
+        told = f"{why}, since {standing.since} by {standing.by}" if standing.on else why
+        why = f"{told}: {standing.reason}" if standing.reason else told
         raise Refused(why, fix="lift it with `agentbox estop --lift` from outside of any box")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +32,7 @@ UNDO_SECONDS = 10.0
 class Started:
     """A task that runs. `pid` is the launcher's child; `oom_before` counts the run's OOM kills at the start.
 
-    `output`: its log, where it is detached.
+    `output`: its log, where it is detached. `given_up`: why limits that were asked for do not hold, a line each.
     """
 
     spec: LaunchSpec
@@ -42,6 +43,7 @@ class Started:
     pid: int
     oom_before: int
     output: Output | None = None
+    given_up: Sequence[str] = ()
 
 
 def may_start(home: Home, run: RunDir, task_id: str | None = None) -> int:
@@ -97,7 +99,7 @@ def start(
     except BaseException as error:
         undone = _undo(spec, home, run, writer, backend, box, tree_made, error)
         raise undone from None
-    return Started(spec, home, run, backend, box, child.pid, oom_before)
+    return Started(spec, home, run, backend, box, child.pid, oom_before, given_up=given_up)
 
 
 def _release(child: Child, name: str) -> None:
