@@ -73,7 +73,9 @@ def read_order(path: str) -> Order:
             return _distrust(path, "not a regular file")
         if info.st_uid not in (0, os.stat(os.path.dirname(path)).st_uid):
             return _distrust(path, f"owned by uid {info.st_uid}")
-        return parse(os.read(fd, SIZE_MAX)) or _distrust(path, "holds no order")
+        text = os.read(fd, SIZE_MAX)
+        by_hand = text.split()[:1] == [b"STOP"]
+        return parse(text) or _distrust(path, "STOP, written by hand" if by_hand else "holds no order")
     except OSError as error:
         return _distrust(path, error.strerror or "cannot be read")
     finally:

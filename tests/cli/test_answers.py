@@ -55,3 +55,10 @@ def test_head_that_is_no_digest() -> None:
 def test_help_as_a_verb(verb: str) -> None:
     words = [verb] if verb else []
     assert agentbox("help", *words, check=0).stdout == agentbox(*words, "--help", check=0).stdout
+
+
+def test_stop_that_was_written_by_hand(home: Path) -> None:
+    run = start("sleep", "900")
+    (home / "runs" / run / "ctl" / "control").write_text("STOP\n")
+    assert "STOP, written by hand" in agentbox("resume", run, check=75).stderr
+    agentbox("kill", run, check=0)
