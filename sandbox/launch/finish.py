@@ -30,13 +30,17 @@ ENDING_BY_ITSELF_SECONDS = 5.0
 
 @dataclass
 class Finished:
-    """`ended`: what to exit with. `leftovers`: what was found alive after the command, described."""
+    """`ended`: what to exit with. `leftovers`: what was found alive after the command, described.
+
+    `stopped_by`: why it did not come to its own end, in the words of the stop.
+    """
 
     ended: Ended
     outcome: str
     leftovers: list[Member] = field(default_factory=list)
     proven: bool = True
     oom_kills: int = 0
+    stopped_by: str = ""
 
 
 def finish(started: Started, ended: Ended, writer: Writer) -> Finished:
@@ -105,7 +109,9 @@ def _end_by_us(started: Started, ended: Ended, target: Target) -> Finished:
     code = TIMED_OUT if ended.timed_out else 128 + signal.SIGHUP
     outcome = "timeout" if ended.timed_out else "killed"
     result = Ended(code, last.signal if last else None)
-    return Finished(result, outcome, stop.processes, stop.proof == "empty")
+    # After a hang-up there is no terminal to tell it on.
+    told = why if ended.timed_out else ""
+    return Finished(result, outcome, stop.processes, stop.proof == "empty", stopped_by=told)
 
 
 def _ended_by_order(started: Started, ended: Ended, target: Target, order: Order) -> Finished:
@@ -119,7 +125,7 @@ def _ended_by_order(started: Started, ended: Ended, target: Target, order: Order
     if ended.code == 0:
         # A run that was stopped never counts as one that succeeded, whatever its last words were.
         ended = Ended(128 + signal.SIGTERM)
-    return Finished(ended, "killed" if by_kill else "stopped", found, proven)
+    return Finished(ended, "killed" if by_kill else "stopped", found, proven, stopped_by=order.reason)
 
 
 def _ended_by_itself(started: Started, ended: Ended, target: Target) -> Finished:

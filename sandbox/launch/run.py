@@ -14,7 +14,7 @@ from sandbox.boxes.registry import choose
 from sandbox.boxes.where import own_box
 from sandbox.control import emergency_file, orders
 from sandbox.control.under_way import is_under_way
-from sandbox.errors import AgentboxError, Refused
+from sandbox.errors import AgentboxError, Refused, warn
 from sandbox.kernel.spawn import Step
 from sandbox.launch import own_dirs
 from sandbox.launch.command import require_command
@@ -198,5 +198,8 @@ def _wait(started: Started, writer: Writer, dispositions: Dispositions, terminal
     ended = supervise(started.pid, dispositions=dispositions, deadline=deadline, terminal=terminal, at_intervals=look)
     finished = finish(started, ended, writer)
     terminal.restore(killed=finished.outcome != "exited")
+    if finished.stopped_by and not spec.detach:
+        what = f"run {spec.run_id}" if spec.new_run else f"task {spec.task_id} of run {spec.run_id}"
+        warn(f"{what} was stopped: {finished.stopped_by}; agentbox report {spec.run_id} tells where")
     report_leftovers(finished, spec.on_exit)
     return finished.ended

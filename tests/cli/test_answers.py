@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cli.runs import start
-from tests.support import agentbox
+from tests.support import agentbox, agentbox_argv, wait_for
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -62,3 +63,15 @@ def test_stop_that_was_written_by_hand(home: Path) -> None:
     (home / "runs" / run / "ctl" / "control").write_text("STOP\n")
     assert "STOP, written by hand" in agentbox("resume", run, check=75).stderr
     agentbox("kill", run, check=0)
+
+
+def test_foreground_run_that_was_stopped_says_so(home: Path) -> None:
+    argv = agentbox_argv("run", "--run-id", "r1", "--backend", "cgroup", "--", "sleep", "900")
+    running = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: '"state": "running"' in agentbox("ps", "--json").stdout)
+    agentbox("kill", "r1", "--reason", "enough", check=0)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 137
+    assert said.endswith("agentbox: run r1 was stopped: enough; agentbox report r1 tells where\n")
+    late = agentbox("run", "--run-id", "r2", "--backend", "cgroup", "--timeout", "0.2", "--", "sleep", "900", check=124)
+    assert "agentbox: run r2 was stopped: timeout of 0.2s; " in late.stderr
