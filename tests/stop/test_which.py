@@ -62,6 +62,26 @@ def test_unique_prefix_selects_and_none_is_an_error(staged: Staged) -> None:
     assert stage.registered_alive() == []
 
 
+@pytest.mark.bed("host")
+def test_exact_id_wins_also_where_its_record_is_gone(home: Path, staged: Staged) -> None:
+    """It must not pass for the beginning of another run's id."""
+    other = staged(agent("attached"))
+    base = other.run_id
+    longer = staged(agent("attached"), f"{base}-2")
+    for stage in (other, longer):
+        stage.start()
+    (home / "runs" / base).rename(home / "gone")
+    for verb in (("spawn", base, "--", "true"), ("pause", base)):
+        assert f"the record of run {base} is gone" in agentbox(*verb).stderr
+    assert "ambiguous" in agentbox("kill", base[:-1], check=2).stderr
+    found = json.loads(agentbox("kill", base, "--json", check=4).stdout)
+    assert [one["run_id"] for one in found] == [base] and len(found[0]["processes"]) == 3
+    assert other.registered_alive() == []
+    beats(longer)
+    agentbox("kill", f"{base}-", check=0)
+    assert longer.registered_alive() == []
+
+
 @EVERYWHERE
 def test_kill_of_all_runs(staged: Staged, home: Path) -> None:
     stages = [staged(agent(trick)) for trick in ("attached", "double_fork", "frozen")]
