@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import uuid
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,27 @@ def test_exact_id_wins_also_where_its_record_is_gone(home: Path, staged: Staged)
     beats(longer)
     agentbox("kill", f"{base}-", check=0)
     assert longer.registered_alive() == []
+
+
+@pytest.mark.bed("host")
+@pytest.mark.parametrize("verb", ["kill", "abort"])
+def test_run_of_another_machine_is_not_called_empty(home: Path, verb: str) -> None:
+    """A state directory may be shared; this kernel shows nothing of what another one runs."""
+    run = new_id("there")
+    agentbox("run", "-d", "--backend", "cgroup", "--run-id", run, "--", "sleep", "900", check=0)
+    record = home / "runs" / run / "manifest.jsonl"
+    lines, own = record.read_text(), json.loads(record.read_text().splitlines()[0])
+    agentbox("kill", run, check=0)
+    wait_for(lambda: "run.ended" in record.read_text())
+    there = lines.replace(f'"host":"{own["host"]}"', '"host":"node-b"').replace(own["boot_id"], str(uuid.uuid4()))
+    record.write_text(there)
+    for _ in range(2):
+        done = agentbox(verb, run, "--json", check=1)
+        (found,) = json.loads(done.stdout)
+        assert found["proof"] == "unknown" and found["empty_at"] is None and found["survivors"] == []
+        assert "started on host node-b" in done.stderr
+    record.write_text(there.replace("node-b", own["host"]))
+    agentbox("kill", run, check=0)  # here, and before a reboot
 
 
 @EVERYWHERE
