@@ -99,8 +99,10 @@ class CgroupBackend:
         parent = self._parent_of(spec)
         group = parent.child(spec.task_id)
         made: list[Cgroup] = []
+        _refuse_name_of_file(parent, "run id", "--run-id")
         try:
             self._make_parent(parent, made)
+            _refuse_name_of_file(group, "task id", "--task")
             given_up = apply_limits(parent, spec.run_limits)
             if made and spec.run_limits.pids is None:
                 bound_pids(parent)
@@ -315,6 +317,13 @@ class CgroupBackend:
                 boxes.append(self._box(Cgroup(path), run_id, None))
                 boxes += [self._box(Cgroup(f"{path}/{t}"), run_id, t) for t in subdirectories(path)]
         return boxes
+
+
+def _refuse_name_of_file(group: Cgroup, what: str, option: str) -> None:
+    if os.path.isfile(group.path):
+        raise AgentboxError(
+            f"{what} {group.name} is the name of a file of every cgroup", fix=f"choose another {option}"
+        )
 
 
 def enter(group: Cgroup) -> Callable[[], None]:
