@@ -11,6 +11,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,6 +223,15 @@ def test_nothing_of_the_caller_stays_open_above_a_lowered_limit(home: Path, run_
         os.close(reader)
         agentbox("kill", run_id)
         wait_for(lambda: gone(run_id))
+
+
+def test_status_of_helpers_is_told_where_the_caller_ignores_sigchld(home: Path) -> None:
+    code = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    agentbox("estop", check=0)
+    argv = [sys.executable, "-c", code, *agentbox_argv("run", "-d", "--", "true")]
+    done = subprocess.run(argv, env=agentbox_env(), capture_output=True, text=True)
+    assert done.returncode == 75, done.stderr
+    one_line(done, "estop --lift")
 
 
 def redirected(redirection: str, *args: str, unbuffered: str = "") -> Done:
