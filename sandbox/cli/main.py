@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 
 from sandbox.errors import (
@@ -29,6 +30,8 @@ OF_THE_COMMAND = (*LAUNCHING, "wait")
 def main() -> None:
     """Entry point. No traceback reaches a person; AGENTBOX_DEBUG=1 shows it to a developer."""
     dispositions = Dispositions.inherited()
+    # While it is ignored, the status of every helper is lost (waitpid(2)).
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     reserve_stdio()
     _reopen_streams()
     if not os.environ.get("AGENTBOX_DEBUG"):
