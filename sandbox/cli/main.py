@@ -58,6 +58,8 @@ def main() -> None:
         text = f"{type(error).__name__}: {error}"
         code = _complain(verb, AgentboxError(f"unexpected: {text}", fix="AGENTBOX_DEBUG=1 shows where"))
     _let_go()
+    if sys.flags.inspect:  # PYTHONINSPECT: the interpreter would show the exit as a traceback, and exit otherwise
+        os._exit(code)
     sys.exit(code)
 
 

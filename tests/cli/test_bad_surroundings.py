@@ -411,3 +411,14 @@ def test_read_only_home_as_a_plain_user(home: Path) -> None:
     home.mkdir(mode=0o500)
     one_line(agentbox("run", "--", "true", check=125), str(home), "Permission denied")
     assert agentbox("ps").returncode == 0
+
+
+def test_interpreter_that_is_told_to_stay(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end each verb with a traceback and a prompt."""
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    run = start("sleep", "900")
+    killed = agentbox("kill", run)
+    assert (killed.returncode, killed.stderr) == (0, "")
+    assert (ended := agentbox("wait", run)).returncode == 137 and ended.stderr == ""
+    failed = agentbox("run", "--", "sh", "-c", "exit 3")
+    assert failed.returncode == 3 and "Traceback" not in failed.stderr
