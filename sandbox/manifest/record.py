@@ -9,7 +9,8 @@ record, null where the record had to be written without the lock, with the reaso
 | -------------------- | ------ |
 | run.created          | argv, cwd, backend, labels, parent_run, detached, on_exit, timeout (s), version,
 |                      | own_dirs |
-| task.intent          | argv, backend, box_plan; with a worktree: branch, worktree, repository, base |
+| task.intent          | argv, cwd, backend, launcher, detached; with a worktree: branch, worktree, repository,
+|                      | base |
 | task.started         | pid, start_ticks, box {backend, id, cgroup, cgroup_inode, parent_inode}, remote_id, branch,
 |                      | worktree, started_at, harness, argv, launcher {pid, start_ticks}, detached,
 |                      | allowance (s, where one was given) |
