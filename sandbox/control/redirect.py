@@ -19,6 +19,7 @@ from sandbox.control.table import Row
 from sandbox.control.targets import Target
 from sandbox.control.under_way import under_way
 from sandbox.errors import AgentboxError, Refused
+from sandbox.harness.beat import marks
 from sandbox.manifest.home import Home, RunDir, fsync_directory
 from sandbox.manifest.record import whoami
 from sandbox.manifest.writer import Writer
@@ -26,10 +27,14 @@ from sandbox.manifest.writer import Writer
 
 @dataclass
 class Redirected:
-    """`dropped`: the stop of each dropped task; `delivered`: tasks whose delta waits for their next boundary."""
+    """`dropped`: the stop of each dropped task; `delivered`: tasks whose delta waits for their next boundary.
+
+    `no_gate`: those of them that have passed no gate so far, and so may never read it.
+    """
 
     kept: list[str] = field(default_factory=list)
     delivered: list[str] = field(default_factory=list)
+    no_gate: list[str] = field(default_factory=list)
     dropped: list[Stop] = field(default_factory=list)
     branches: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -82,6 +87,8 @@ def redirect(home: Home, run_id: str, rows: list[Row], grace: float, term: float
             elif row.action == "modify":
                 hand_out(run, row)
                 result.delivered.append(row.task)
+                if not marks(run.beat(row.task)):
+                    result.no_gate.append(row.task)
         _drop(home, run_id, [row for row in rows if row.action == "drop"], result, grace, term)
     return result
 

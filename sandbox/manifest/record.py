@@ -20,7 +20,7 @@ record, null where the record had to be written without the lock, with the reaso
 | control.set          | order (RUN, PAUSE, STOP), generation, task_id, reason |
 | stop.rung            | rung, at, processes |
 | stop.receipt         | reason, ordered_at, frozen_at, empty_at, processes [...], survivors [...],
-|                      | proof (empty, alive, unknown), rungs |
+|                      | proof (empty, alive, unknown), rungs, gone_in_grace (how many, of an abort) |
 | steer.table          | the table of a redirect, whole |
 | finding              | one finding of the reconciler |
 | run.ended            | code, outcome |
