@@ -12,6 +12,7 @@ from sandbox.cli.arguments import output
 from sandbox.cli.selection import known_runs
 from sandbox.cli.table import bytes_text, seconds_text, shorten, table
 from sandbox.control import orders
+from sandbox.control.pause import shown_state
 from sandbox.control.status import Status, statuses
 from sandbox.errors import warn
 from sandbox.manifest.home import Home
@@ -24,7 +25,10 @@ def ps(
     as_json: Annotated[bool, typer.Option("--json", help="Print an array.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Ids alone.")] = False,
 ) -> None:
-    """List runs: those that live, or with -a all. States that could not be told are shown as unknown."""
+    """List runs: those that live, or with -a all. States that could not be told are shown as unknown.
+
+    pausing: a pause is ordered (paused in --json), and not every task is known to hold.
+    """
     home = Home.locate()
     found = statuses(home, known_runs(home))
     shown = [one for one in found if show_all or one.live]
@@ -33,7 +37,7 @@ def ps(
     elif quiet:
         text = "".join(f"{one.run_id}\n" for one in shown)
     else:
-        text = table(HEADER, [_row(one) for one in shown])
+        text = table(HEADER, [_row(home, one) for one in shown])
     output(text)
     if not (as_json or quiet) and (why := orders.emergency_stop(home.emergency_stop)):
         warn(f"{why}: nothing starts; agentbox estop --status")
@@ -70,11 +74,11 @@ def age(one: Status) -> float | None:
         return None
 
 
-def _row(one: Status) -> tuple[str, ...]:
+def _row(home: Home, one: Status) -> tuple[str, ...]:
     owner_gone = one.live and one.launcher_alive is False
     return (
         one.run_id,
-        one.state + (" (launcher gone)" if owner_gone else ""),
+        shown_state(home, one) + (" (launcher gone)" if owner_gone else ""),
         one.run.backend or (one.boxes[0][0].name if one.boxes else "?"),
         str(len(one.run.tasks)),
         "0" if not one.boxes else "?" if one.usage.pids is None else str(one.usage.pids),

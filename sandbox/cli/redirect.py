@@ -64,9 +64,14 @@ def _tell(done: control.Redirected, as_json: bool) -> None:
     dropped = [{"task": stop.task_id, "proof": stop.proof} for stop in done.dropped]
     if as_json:
         found = {"kept": done.kept, "modified": done.delivered, "dropped": dropped, "branches": done.branches}
-        sys.stdout.write(json.dumps({**found, "problems": done.problems}) + "\n")
+        found |= {"no_gate": done.no_gate, "problems": done.problems}
+        sys.stdout.write(json.dumps(found) + "\n")
         return
-    sys.stdout.write(f"kept: {', '.join(done.kept) or 'none'}\nmodified: {', '.join(done.delivered) or 'none'}\n")
+    sys.stdout.write(f"kept: {', '.join(done.kept) or 'none'}\n" + ("" if done.delivered else "modified: none\n"))
+    for task in done.delivered:
+        gate = task not in done.no_gate
+        more = "its delta waits for its next boundary" if gate else "no gate was seen: its delta may never be read"
+        sys.stdout.write(f"modified: {task} ({more})\n")
     for stop in done.dropped:
         branch = done.branches.get(stop.task_id or "")
         sys.stdout.write(f"dropped: {stop.task_id} ({stop.proof}){f', branch {branch}' if branch else ''}\n")

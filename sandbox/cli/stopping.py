@@ -153,11 +153,18 @@ def told(stop: Stop) -> str:
         return f"{what}: empty, nothing was alive\n"
     if stop.proof == "empty":
         frozen = f"stopped at {stop.frozen_at}, " if stop.frozen_at else ""
-        ended = "what it ended is not known" if stop.unlisted else f"ended {number_of(len(stop.processes), 'process')}"
+        ended = "what it ended is not known" if stop.unlisted else ended_text(stop)
         lines = [f"{what}: {frozen}empty at {stop.empty_at}; {ended}"]
         return "\n".join(lines + [f"  {process_line(m)}" for m in stop.processes]) + "\n"
     word = "survivors" if stop.proof == "alive" else "could not prove it empty"
     return "\n".join([f"{what}: {word}", *(f"  {process_line(m)}" for m in stop.survivors)]) + "\n"
+
+
+def ended_text(stop: Stop) -> str:
+    """`ended 2 processes`, and how many of those that it met were gone before it had to."""
+    gone = stop.gone_in_grace
+    ended = f"ended {number_of(len(stop.processes) - gone, 'process')}"
+    return f"{ended}, {gone} had gone by the end of the grace" if gone else ended
 
 
 def process_line(member: Member) -> str:

@@ -28,8 +28,8 @@ def top(
 ) -> None:
     """Show runs and tasks: state, boundary, processes, share of a processor, memory (~: added up), age, branch.
 
-    Keys act on the selected line (arrows, j, k): p pause, r resume, A abort, K kill; E twice is the emergency stop;
-    q leaves.
+    Keys act on the selected line (arrows, j, k): p pause, r resume, A twice abort, K twice kill; E twice is the
+    emergency stop; q leaves.
     """
     seconds = values.duration(interval)
     if not 0.1 <= seconds <= 3600:

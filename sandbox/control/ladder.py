@@ -20,10 +20,13 @@ def abort(target: Target, stop: Stop, grace: float = GRACE, term: float = TERM) 
     stop.rungs.append(Rung("grace", now()))
     photograph(target.boxes(), stop)
     if grace > 0 and wait_empty(target, grace) == "empty":
+        stop.gone_in_grace = len(stop.processes)
         return kill(target, stop)
     found = target.boxes()
     stop.rungs.append(Rung("term", now()))
     photograph(found, stop)
+    living = stop.rungs[-1].processes
+    stop.gone_in_grace = 0 if living is None else max(0, len(stop.processes) - living)
     terminate(found)
     wait_empty(target, term)
     return kill(target, stop)

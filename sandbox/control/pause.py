@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,15 +94,49 @@ def _order(home: Home, run_id: str, task_id: str | None, word: str, reason: str)
     return order
 
 
-def wait_quiet(home: Home, run_id: str, task_id: str | None, seconds: float) -> tuple[list[TaskQuiet], float]:
-    """Look until every task is quiet, at most `seconds`. Returns the last look and the seconds that it took."""
-    start = time.monotonic()
+def standing(home: Home, run_id: str, task_id: str | None = None) -> orders.Order:
+    """The order in force of a run, or a task's own."""
+    run = home.run_dir(run_id)
+    return orders.read_order(run.control if task_id is None else run.task_order(task_id))
+
+
+def wait_quiet(
+    home: Home,
+    run_id: str,
+    task_id: str | None,
+    seconds: float,
+    waiting: Callable[[list[str]], None] = lambda tasks: None,
+) -> tuple[list[TaskQuiet], float]:
+    """Look until every task is quiet, at most `seconds`. Returns the last look and the seconds that it took.
+
+    One that has passed no gate so far may still come to its first, so it is waited for too; `waiting` is called once,
+    with those, when there is nobody else to wait for.
+    """
+    start, told = time.monotonic(), False
     while True:
         found = look(home, run_id, task_id)
         spent = time.monotonic() - start
-        if spent >= seconds or all(task.quiet for task in found):
+        left = [task for task in found if not task.quiet]
+        if spent >= seconds or not left:
             return found, spent
+        if not told and all(task.state == "no gate" for task in left):
+            told = True
+            waiting([task.task_id for task in left])
         time.sleep(LOOK_EVERY)
+
+
+def all_quiet(home: Home, one: Status) -> bool:
+    """Is every live task of a run quiet? Cheaper than `look` for a status that is known."""
+    run = home.run_dir(one.run_id)
+    return all(
+        of_task(one, name, marks(run.beat(name))).quiet or ended_unrecorded(home, one.run_id, task)
+        for name, task in one.run.tasks.items()
+    )
+
+
+def shown_state(home: Home, one: Status) -> str:
+    """The state as people read it: `pausing` for an ordered pause under which not every task is known to be quiet."""
+    return "pausing" if one.state == "paused" and not all_quiet(home, one) else one.state
 
 
 def look(home: Home, run_id: str, task_id: str | None = None) -> list[TaskQuiet]:

@@ -16,8 +16,10 @@ from sandbox.control.request import carry_out, ended_unrecorded, target_of
 from sandbox.control.status import status
 from sandbox.control.stop import Stop
 from sandbox.control.table import Row
+from sandbox.control.targets import Target
 from sandbox.control.under_way import under_way
 from sandbox.errors import AgentboxError, Refused
+from sandbox.harness.beat import marks
 from sandbox.manifest.home import Home, RunDir, fsync_directory, open_private
 from sandbox.manifest.record import whoami
 from sandbox.manifest.writer import Writer
@@ -25,10 +27,14 @@ from sandbox.manifest.writer import Writer
 
 @dataclass
 class Redirected:
-    """`dropped`: the stop of each dropped task; `delivered`: tasks whose delta waits for their next boundary."""
+    """`dropped`: the stop of each dropped task; `delivered`: tasks whose delta waits for their next boundary.
+
+    `no_gate`: those of them that have passed no gate so far, and so may never read it.
+    """
 
     kept: list[str] = field(default_factory=list)
     delivered: list[str] = field(default_factory=list)
+    no_gate: list[str] = field(default_factory=list)
     dropped: list[Stop] = field(default_factory=list)
     branches: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -81,6 +87,8 @@ def redirect(home: Home, run_id: str, rows: list[Row], grace: float, term: float
             elif row.action == "modify":
                 hand_out(run, row)
                 result.delivered.append(row.task)
+                if not marks(run.beat(row.task)):
+                    result.no_gate.append(row.task)
         _drop(home, run_id, [row for row in rows if row.action == "drop"], result, grace, term)
     return result
 
@@ -104,18 +112,26 @@ def hand_out(run: RunDir, row: Row) -> None:
 
 def _drop(home: Home, run_id: str, rows: list[Row], result: Redirected, grace: float, term: float) -> None:
     """STOP for all of them first: the grace of all begins there. Then each down the rest of the ladder."""
-    until = time.monotonic() + grace
+    until, by, ours = time.monotonic() + grace, f"uid {os.getuid()} pid {os.getpid()}", set()
     for row in rows:
-        by, path = f"uid {os.getuid()} pid {os.getpid()}", home.run_dir(run_id).task_order(row.task)
+        path = home.run_dir(run_id).task_order(row.task)
         # Each waits for the others before it, whose launchers are not to end it meanwhile.
-        orders.order_stop(path, reason=f"dropped: {row.why}", by=by, patience=grace + len(rows) * term)
+        order, _ = orders.order_stop(path, reason=f"dropped: {row.why}", by=by, patience=grace + len(rows) * term)
+        if order.by == by:
+            ours.add(row.task)
     for row in rows:
         target = target_of(home, run_id, row.task)
-        left = max(0.0, until - time.monotonic())
-        stops = carry_out(home, [target], f"dropped: {row.why}", partial(abort, grace=left, term=term))
+        act = partial(_end, ours=row.task in ours, grace=max(0.0, until - time.monotonic()), term=term)
+        stops = carry_out(home, [target], f"dropped: {row.why}", act)
         result.dropped += stops
         if stops[0].proof == "empty":
             _abandon(home, run_id, row.task, result)
+
+
+def _end(target: Target, stop: Stop, *, ours: bool, grace: float, term: float) -> Stop:
+    """Down the ladder. `ours`: the order that stands already is this redirect's own, and has to be recorded with it."""
+    stop.already = stop.already and not ours
+    return abort(target, stop, grace, term)
 
 
 def _abandon(home: Home, run_id: str, task_id: str, result: Redirected) -> None:

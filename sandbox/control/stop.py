@@ -59,6 +59,8 @@ class Stop:
     unlisted: bool = False
     """Something lived whose processes could not be listed: `processes` is not all of it."""
     from_inside: bool = False
+    gone_in_grace: int = 0
+    """How many of `processes` were gone when the grace of an abort was over; 0 also where that is not known."""
 
     def as_receipt(self) -> dict[str, Any]:
         """As `--json` gives it."""
@@ -79,6 +81,7 @@ class Stop:
             "rungs": [vars(r) for r in self.rungs],
             "warnings": self.warnings,
             "from_inside": self.from_inside,
+            "gone_in_grace": self.gone_in_grace,
         }
 
 

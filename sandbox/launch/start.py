@@ -124,6 +124,7 @@ def _record_intent(writer: Writer, spec: LaunchSpec, backend: Backend) -> None:
         backend=backend.name,
         launcher=_own_identity(),
         detached=spec.detach,
+        cwd=spec.cwd,
         **(spec.tree.as_record() if spec.tree else {}),
     )
 

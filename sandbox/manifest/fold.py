@@ -45,6 +45,7 @@ class Task:
     state: str = "intent"
     intent_at: str | None = None
     argv: list[str] = field(default_factory=list)
+    cwd: str | None = None
     backend: str | None = None
     host: str | None = None
     boot_id: str | None = None
@@ -186,7 +187,7 @@ def _intent(run: Run, record: Record, task_id: str) -> None:
     task = _next(run, task_id)
     task.intent_at = _text(record, "ts")
     task.argv, task.backend = _texts(record, "argv"), _text(record, "backend")
-    task.detached = _bool(record, "detached")
+    task.cwd, task.detached = _text(record, "cwd"), _bool(record, "detached")
     task.launcher = _process(record, "launcher")
     task.host, task.boot_id = _text(record, "host"), _text(record, "boot_id")
     task.branch, task.worktree = _text(record, "branch"), _text(record, "worktree")

@@ -9,7 +9,8 @@ record, null where the record had to be written without the lock, with the reaso
 | -------------------- | ------ |
 | run.created          | argv, cwd, backend, labels, parent_run, detached, on_exit, timeout (s), version,
 |                      | own_dirs |
-| task.intent          | argv, backend, box_plan; with a worktree: branch, worktree, repository, base |
+| task.intent          | argv, cwd, backend, launcher, detached; with a worktree: branch, worktree, repository,
+|                      | base |
 | task.started         | pid, start_ticks, box {backend, id, cgroup, cgroup_inode, parent_inode}, remote_id, branch,
 |                      | worktree, started_at, harness, argv, launcher {pid, start_ticks}, detached,
 |                      | allowance (s, where one was given) |
@@ -19,7 +20,7 @@ record, null where the record had to be written without the lock, with the reaso
 | control.set          | order (RUN, PAUSE, STOP), generation, task_id, reason |
 | stop.rung            | rung, at, processes |
 | stop.receipt         | reason, ordered_at, frozen_at, empty_at, processes [...], survivors [...],
-|                      | proof (empty, alive, unknown), rungs |
+|                      | proof (empty, alive, unknown), rungs, gone_in_grace (how many, of an abort) |
 | steer.table          | the table of a redirect, whole |
 | finding              | one finding of the reconciler |
 | run.ended            | code, outcome |

@@ -131,9 +131,10 @@ def _add_files(found: TaskReport, run: Run, stops: list[Stop], walks: Walks, now
 
 
 def _directory(found: TaskReport, run: Run, stops: list[Stop]) -> str | None:
-    """Where its first process was when it was stopped, or the main task's was started."""
+    """Where its first process was when it was stopped, else where it was started."""
     seen = [one.cwd for stop in stops for one in stop.processes if one.pid == found.pid and one.cwd]
-    return seen[0] if seen else run.cwd if found.task_id == run.main_task else None
+    start = run.tasks[found.task_id].cwd or (run.cwd if found.task_id == run.main_task else None)
+    return seen[0] if seen else start
 
 
 def _add_processes(report: Report) -> None:

@@ -90,7 +90,10 @@ class Files:
 
 @dataclass
 class Order:
-    """`by`: a uid and pid, or ""; `inside`: it was given from inside of a box."""
+    """`order`: RUN, PAUSE, STOP, or what a redirect said of a task: keep, modify (`reason`: what changes), drop.
+
+    `by`: a uid and pid, or ""; `inside`: it was given from inside of a box.
+    """
 
     at: Time | None
     order: str

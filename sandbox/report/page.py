@@ -10,7 +10,7 @@ from sandbox.manifest.redact import command_line
 from sandbox.report.escape import esc
 from sandbox.report.model import Process, Report, TaskReport
 from sandbox.report.summary import clock, moment
-from sandbox.report.text import after, call_text, finished_text, order_text, stopped_text
+from sandbox.report.text import after, call_text, finished_text, orders_text, stopped_text
 from sandbox.report.timeline import timeline
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -126,7 +126,7 @@ def _findings(report: Report) -> str:
 
 
 def _orders(report: Report) -> str:
-    orders = _list([order_text(order) for order in report.orders])
+    orders = _list(orders_text(report.orders))
     rows = []
     for stop in report.stops:
         steps = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
@@ -11,14 +12,25 @@ from typing import Any
 from sandbox.control import orders
 from sandbox.manifest.fold import Run, Task
 from sandbox.manifest.home import RunDir
+from sandbox.manifest.redact import redact_text
 from sandbox.report.model import Order, Process, Rung, Stop, Time
 
 Record = dict[str, Any]
 
 
+ACTIONS = ("keep", "modify", "drop")
+DELTA_MOST = 400
+
+
 def orders_of(run: Run, files: RunDir) -> list[Order]:
-    """All that the record holds, and the one that stands if the record lacks it (a time-out's, one made by hand)."""
+    """All that the record holds: orders, rows of redirects, and stops of tasks whose receipt alone tells of them.
+
+    And the one that stands if the record lacks it (a time-out's, one made by hand).
+    """
     found = [_order(run, record) for record in run.orders]
+    stopped = {order.task_id for order in found if order.order == "STOP"}
+    found += [_of_receipt(stop) for stop in stops_of(run) if stop.task_id and stop.task_id not in stopped]
+    found += [row for record in run.steering for row in _rows(run, record)]
     standing = orders.read_order(files.control)
     known = {(order.task_id, order.generation) for order in found}
     by_launcher = standing.by.startswith("launcher") and (run.ended or {}).get("outcome") == "exited"
@@ -30,19 +42,50 @@ def orders_of(run: Run, files: RunDir) -> list[Order]:
 
 
 def _order(run: Run, record: Record) -> Order:
-    by = record.get("by")
-    by = by if isinstance(by, dict) else {}
-    who_by = f"uid {by.get('uid')} pid {by.get('pid')}" if by else ""
     generation = record.get("generation")
+    by, inside = _by(run, record)
     return Order(
         Time.of(record.get("ts")),
         text(record, "order") or "not known",
         text(record, "task_id"),
         text(record, "reason") or "",
-        who(run, who_by),
+        by,
         generation if isinstance(generation, int) else None,
-        by.get("inside") if isinstance(by.get("inside"), bool) else None,
+        inside,
     )
+
+
+def _of_receipt(stop: Stop) -> Order:
+    return Order(stop.ordered_at, "STOP", stop.task_id, stop.reason, stop.by)
+
+
+def _rows(run: Run, record: Record) -> Iterable[Order]:
+    """The rows of one redirect's table: the reason is why for drop, what changes for modify."""
+    table = record.get("table")
+    by, inside = _by(run, record)
+    for row in _objects(table, "tasks") if isinstance(table, dict) else []:
+        action, reason, delta = text(row, "action"), text(row, "why") or "", row.get("delta")
+        if action not in ACTIONS:
+            continue
+        if action == "modify":
+            reason = _delta(delta)
+        yield Order(Time.of(record.get("ts")), action, text(row, "task"), reason, by, None, inside)
+
+
+def _delta(delta: object) -> str:
+    try:
+        return redact_text(delta if isinstance(delta, str) else json.dumps(delta, ensure_ascii=False))[:DELTA_MOST]
+    except RecursionError:
+        return ""
+
+
+def _by(run: Run, record: Record) -> tuple[str, bool | None]:
+    """Who, and whether from inside of a box."""
+    by = record.get("by")
+    by = by if isinstance(by, dict) else {}
+    inside = by.get("inside")
+    who_by = f"uid {by.get('uid')} pid {by.get('pid')}" if by else ""
+    return who(run, who_by), inside if isinstance(inside, bool) else None
 
 
 def who(run: Run, by: str) -> str:

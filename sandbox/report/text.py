@@ -36,7 +36,7 @@ def _run(report: Report) -> Iterator[str]:
     started = [moment(report.created_at), f"by {report.created_by}" if report.created_by else ""]
     on = f"on {report.host} ({report.backend or 'backend not known'})" if report.host else ""
     yield _labelled("started", " ".join(filter(None, [*started, on])))
-    yield from _many("asked", [order_text(order) for order in report.orders])
+    yield from _many("asked", orders_text(report.orders))
     for stop in report.stops:
         yield _labelled("stop", stop_text(stop))
         yield from (_labelled("warning", line) for line in stop.warnings)
@@ -51,9 +51,18 @@ def _run(report: Report) -> Iterator[str]:
         yield _labelled("finding", f"{one.severity} {one.kind} ({when}): {one.what}")
 
 
-def order_text(order: Order) -> str:
-    """`STOP at 10:14:07.115 by uid 0 (root) pid 4711: wrong branch`."""
-    target = f" of task {order.task_id}" if order.task_id else ""
+def orders_text(orders: Sequence[Order]) -> list[str]:
+    """A line each; what one redirect keeps stands in one."""
+    found: dict[tuple[object, ...], list[Order]] = {}
+    for number, order in enumerate(orders):
+        found.setdefault((order.at, order.by, order.inside) if order.order == "keep" else (number,), []).append(order)
+    return [order_text(same[0], [one.task_id or "?" for one in same]) for same in found.values()]
+
+
+def order_text(order: Order, tasks: Sequence[str] = ()) -> str:
+    """`STOP at 10:14:07.115 by uid 0 (root) pid 4711: wrong branch`. `tasks`: all that it is of, if of more."""
+    several = f" of tasks {', '.join(tasks)}"
+    target = several if len(tasks) > 1 else f" of task {order.task_id}" if order.task_id else ""
     by = f" by {order.by}" if order.by else " by whom is not known"
     inside = ", from inside of a box" if order.inside else ""
     return f"{order.order}{target} at {clock(order.at)}{by}{inside}" + (f": {order.reason}" if order.reason else "")
@@ -67,9 +76,10 @@ def stop_text(stop: Stop) -> str:
     shown = [f"{name} {after(at, start)}" for at, name in sorted(steps, key=_when) if at]
     target = f"of task {stop.task_id} " if stop.task_id else ""
     proof = {"empty": "proven empty", "alive": "SURVIVORS"}.get(stop.proof, "not proven")
-    return (
-        f"{target}ordered {clock(start)}, {', '.join(shown)}; {proof}, {number_of(len(stop.processes), 'process')} met"
-    )
+    by = f" by {stop.by}" if stop.by and stop.task_id else ""
+    why = f"; {stop.reason}" if stop.reason and stop.task_id else ""
+    met = number_of(len(stop.processes), "process")
+    return f"{target}ordered {clock(start)}{by}, {', '.join(shown)}; {proof}, {met} met{why}"
 
 
 def _when(step: tuple[Time | None, str]) -> float:
@@ -77,10 +87,15 @@ def _when(step: tuple[Time | None, str]) -> float:
 
 
 def after(at: Time | None, start: Time | None) -> str:
-    """`+2.3ms`, `+31.2s`: the distance of two moments."""
+    """`+2.3ms`, `+31.2s`: the distance of two moments.
+
+    A freeze need not wait for its order's text: an emergency stop acts as soon as the file is there.
+    """
     if at is None or start is None:
         return "at a time not known"
     apart = at - start
+    if apart < 0:
+        return "before the order was written"
     return f"{apart * 1000:+.1f}ms" if abs(apart) < 1 else f"{apart:+.1f}s"
 
 

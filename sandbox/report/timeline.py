@@ -107,11 +107,11 @@ def _panel(report: Report, scale: Scale, name: str) -> str:
 
 
 def _marks(report: Report) -> list[Mark]:
-    kinds = {"PAUSE": "pause", "RUN": "go", "STOP": "stop"}
+    kinds = {"PAUSE": "pause", "RUN": "go", "STOP": "stop", "drop": "stop"}
     found = [
         Mark(order.at, order.order + (f" {order.task_id}" if order.task_id else ""), kinds.get(order.order, "go"))
         for order in report.orders
-        if order.at
+        if order.at and order.order != "keep"
     ]
     for stop in report.stops:
         of = f" {stop.task_id}" if stop.task_id else ""

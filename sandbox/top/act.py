@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from sandbox.cli.stopping import ended_text
 from sandbox.control import pause
 from sandbox.control.emergency import emergency_stop
 from sandbox.control.ladder import GRACE, TERM, abort
@@ -65,10 +66,15 @@ class Actions:
 
     def _pause(self, run_id: str, task_id: str | None) -> str:
         pause.hold(self.home, run_id, task_id, REASON)
-        return "ordered; each worker holds at its next boundary"
+        no_gate = [one.task_id for one in pause.look(self.home, run_id, task_id) if one.state == "no gate"]
+        if not no_gate:
+            return "ordered; each worker holds at its next boundary"
+        return f"ordered; no gate seen, may not hold: {', '.join(no_gate)}"
 
     def _resume(self, run_id: str, task_id: str | None) -> str:
-        return f"order {pause.release(self.home, run_id, task_id).word}"
+        before = pause.standing(self.home, run_id, task_id)
+        order = pause.release(self.home, run_id, task_id)
+        return "was not paused" if order.generation == before.generation else f"order {order.word}"
 
     def _stop(self, run_id: str, task_id: str | None, act: Act, patience: float) -> str:
         (stop,) = carry_out(self.home, [target_of(self.home, run_id, task_id)], REASON, act, patience)
@@ -83,7 +89,7 @@ class Actions:
 
 def _told(stop: Stop) -> str:
     said = {
-        "empty": f"proven empty, {number_of(len(stop.processes), 'process')} ended",
+        "empty": f"proven empty, {ended_text(stop)}",
         "alive": number_of(len(stop.survivors), "survivor").upper(),
     }.get(stop.proof, "COULD NOT PROVE it empty")
     return "; ".join([said, *stop.warnings[:1]])

@@ -19,10 +19,10 @@ from sandbox.manifest.home import Home
 from sandbox.top.act import WORDS, Actions
 from sandbox.top.keys import key_by_key, read_keys
 from sandbox.top.sample import Frame, Sampler
-from sandbox.top.view import Screen, lines, place
+from sandbox.top.view import TWICE, Screen, lines, place
 
 TWICE_SECONDS = 3.0
-"""Within how long E has to come a second time."""
+"""Within how long a key of TWICE has to come a second time."""
 PAGE = 10
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGWINCH)
 MOVES = {"up": -1, "down": 1, "page up": -PAGE, "page down": PAGE, "first": -(10**9), "last": 10**9}
@@ -85,12 +85,15 @@ class Top:
                     self._press(key)
 
     def _press(self, key: str) -> None:
-        if key == "E" and self.screen.armed:
-            self.screen.armed = False
+        again, self.screen.armed = self.screen.armed == key, ""
+        if key in TWICE and not again and (key == "E" or self.screen.selected is not None):
+            self.screen.armed, self._armed_at = key, time.monotonic()
+        elif key == "E":
             self.actions.emergency()
-            return
-        self.screen.armed = key == "E"
-        self._armed_at = time.monotonic()
+        else:
+            self._act(key)
+
+    def _act(self, key: str) -> None:
         if key in MOVES and self.frame.rows:
             at = place(self.frame, self.screen.selected)
             last = len(self.frame.rows) - 1
@@ -104,7 +107,7 @@ class Top:
 
     def _disarm(self) -> None:
         if time.monotonic() - self._armed_at > TWICE_SECONDS:
-            self.screen.armed = False
+            self.screen.armed = ""
 
     def _look(self) -> None:
         """In a thread of its own: a look may take long, and the keys must not wait for it."""
@@ -128,6 +131,7 @@ class Top:
             self.screen.selected = self.frame.rows[0].key
         elif place(self.frame, self.screen.selected) is None:
             self.screen.selected = None
+            self.screen.armed = "E" if self.screen.armed == "E" else ""
 
     def _wake(self) -> None:
         try:

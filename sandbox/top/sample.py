@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from sandbox.boxes.base import Backend, Box, Unavailable, Usage
 from sandbox.boxes.registry import local_backends
 from sandbox.control import emergency_file
-from sandbox.control.pause import of_task
+from sandbox.control.pause import of_task, shown_state
 from sandbox.control.status import Status, backends_of, status
 from sandbox.harness.beat import marks
 from sandbox.kernel.usage import memory_of
@@ -119,7 +119,7 @@ class Sampler:
     def _rows(self, one: Status, boxes: Boxes, frame: Frame) -> list[Row]:
         if one.run.backend == "docker" and not any(run == one.run_id for run, _ in boxes):
             boxes = {**boxes, **self._boxes(backends_of(self.home, one.run)[-1:], frame)}
-        row = Row(one.run_id, None, one.state, age=_age(one.run.created_at), live=one.live)
+        row = Row(one.run_id, None, shown_state(self.home, one), age=_age(one.run.created_at), live=one.live)
         self._add_usage(row, one.usage if one.boxes else None, one.boxes)
         if not one.live:
             row.processes = 0 if one.proof == "empty" else None

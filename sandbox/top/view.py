@@ -14,12 +14,15 @@ from sandbox.top.sample import Frame, Key, Row
 
 NARROWEST = 40
 FIXED = (("PROC", 4), ("CPU", 4), ("MEM", 6), ("AGE", 6))
-KEYS = "p pause  r resume  A abort  K kill  EE emergency stop  q quit"
+KEYS = "p pause  r resume  AA abort  KK kill  EE emergency stop  q quit"
+TWICE = {"A": "aborted", "K": "killed", "E": "ended"}
+"""Keys that end something act when they are pressed a second time: K is near to k, which means up."""
 STYLES = {
     "running": "green",
     "in call": "green",
     "starting": "cyan",
     "paused": "yellow",
+    "pausing": "yellow",
     "stopping": "red",
     "kill_pending": "bold red",
     "leftovers": "yellow",
@@ -30,11 +33,14 @@ STYLES = {
 
 @dataclass
 class Screen:
-    """`selected`: a run or task, or None. `messages`: what was done, the newest last. `armed`: E was pressed once."""
+    """`selected`: a run or task, or None. `messages`: what was done, the newest last.
+
+    `armed`: the key of TWICE that was pressed once, or "".
+    """
 
     selected: Key | None = None
     messages: list[str] = field(default_factory=list)
-    armed: bool = False
+    armed: str = ""
 
 
 def lines(frame: Frame, screen: Screen | None, width: int, height: int | None) -> list[Text]:
@@ -48,7 +54,7 @@ def lines(frame: Frame, screen: Screen | None, width: int, height: int | None) -
         rows = _window(rows, at or 0, max(1, height - len(head) - len(foot)))
     shown = [_row(row, width, screen is not None and row.key == screen.selected) for row in rows]
     if not frame.rows:
-        shown = [_fit("no runs; `agentbox run -- COMMAND` starts one" if frame.looked else "looking …", width, "dim")]
+        shown = [_fit(_nothing(frame), width, "dim")]
     space = 0 if height is None else height - len(head) - len(foot) - len(shown)
     return [*head, *shown, *([Text("")] * space), *foot]
 
@@ -56,6 +62,14 @@ def lines(frame: Frame, screen: Screen | None, width: int, height: int | None) -
 def place(frame: Frame, selected: Key | None) -> int | None:
     """At which row a run or task stands; None where it is in none."""
     return next((number for number, row in enumerate(frame.rows) if row.key == selected), None)
+
+
+def _nothing(frame: Frame) -> str:
+    if not frame.looked:
+        return "looking …"
+    starts = "`agentbox run -- COMMAND` starts one"
+    stopped = "nothing starts until `agentbox estop --lift`"
+    return f"no runs; {starts if frame.emergency == 'off' else stopped}"
 
 
 def _title(frame: Frame) -> str:
@@ -77,9 +91,17 @@ def _foot(frame: Frame, screen: Screen | None, width: int) -> list[Text]:
     if screen is None:
         return found
     if screen.armed:
-        return [*found, _fit("press E once more: EVERY run is ended, and none starts", width, "bold white on red")]
+        return [*found, _fit(f"press {screen.armed} once more: {_meant(screen)}", width, "bold white on red")]
     found += [_fit(line, width, "") for line in screen.messages[-2:]]
     return [*found, _fit(KEYS, width, "dim")]
+
+
+def _meant(screen: Screen) -> str:
+    if screen.armed == "E" or screen.selected is None:
+        return "EVERY run is ended, and none starts"
+    run_id, task_id = screen.selected
+    what = f"task {task_id} of {run_id}" if task_id else f"run {run_id}"
+    return f"{what} is {TWICE[screen.armed]}"
 
 
 def _window(rows: list[Row], selected: int, count: int) -> list[Row]:
@@ -140,10 +162,12 @@ def _right(text: str, size: int) -> str:
 
 
 def _tail(text: str, size: int) -> str:
-    """The end of a branch tells more than its beginning."""
+    """The end of a branch tells more than its beginning: its last names, whole ones where one fits."""
+    whole = text
     while text and cell_len(text) > size:
         text = "…" + text.removeprefix("…")[1:] if len(text) > 1 and size > 0 else ""
-    return text
+    name = text.find("/")
+    return f"…{text[name:]}" if text != whole and 0 < name < len(text) - 1 else text
 
 
 def _fit(text: str, width: int, style: str) -> Text:

@@ -34,6 +34,7 @@ NAMES = [f"w{number:02d}" for number in range(16)]
 SLOW, QUICK = NAMES[:8], NAMES[8:]
 FLEET = f"fleet-{uuid.uuid4().hex[:8]}"
 RUN = f"r-{uuid.uuid4().hex[:8]}"
+GATED = f"sh {HARNESS}/gate.sh gate work; sh {HARNESS}/gate.sh tick work"
 LONG = 10.0
 SHORT = 0.3
 CHECKPOINT = f'"{sys.executable}" -m sandbox.cli.main checkpoint "$done" >/dev/null'
@@ -144,7 +145,8 @@ def test_a_pause_brings_a_fleet_to_rest_and_each_goes_on_where_it_was(fleet: Fle
     assert {name: fleet.lines(name) for name in NAMES} == before, "a quiet worker worked on"
     assert json.loads(agentbox("ps", "--json").stdout)[0]["state"] == "paused"
     first, second = (agentbox("resume", FLEET, check=0).stdout for _ in range(2))
-    assert first == second, "resuming what runs changes nothing"
+    assert "was not paused" not in first and "was not paused" in second
+    assert first.split()[-1] == second.split()[-1], "resuming what runs changes nothing"
     wait_for(lambda: all(fleet.calls(name) == ["step0", "step1"] for name in SLOW), 30)
     wait_for(lambda: all(len(fleet.lines(name)) > len(before[name]) for name in QUICK), 30)
     assert all(nothing_twice(fleet, name) for name in NAMES)
@@ -155,11 +157,36 @@ def test_a_task_without_a_gate_is_told_as_such(home: Path) -> None:
     done = agentbox("pause", RUN, "--json")
     assert [task["state"] for task in json.loads(done.stdout)["tasks"]] == ["no gate"]
     assert done.returncode == 1
-    assert "no gate" in agentbox("pause", RUN).stdout
+    waited = agentbox("pause", RUN, "--wait", "0.5s", check=1)
+    assert "no gate" in waited.stdout and waited.stdout.splitlines()[0].endswith(" (main)")
+    assert "waiting for main: no gate was passed so far" in waited.stderr
+    listed = agentbox("ps", check=0).stdout.splitlines()[1].split()
+    assert listed[:2] == [RUN, "pausing"] and json.loads(agentbox("ps", "--json").stdout)[0]["state"] == "paused"
     agentbox("kill", RUN, check=0)
 
 
-GATED = f"sh {HARNESS}/gate.sh gate work; sh {HARNESS}/gate.sh tick work"
+def test_what_is_said_of_a_change_that_waits_and_of_what_was_not_paused(home: Path, tmp_path: Path) -> None:
+    agentbox("run", "-d", "--run-id", RUN, "--", "sh", "-c", f"{GATED}; exec sleep 1000", check=0)
+    agentbox("spawn", RUN, "-d", "--task", "g", "--", "sh", "-c", f"{GATED}; exec sleep 1000", check=0)
+    agentbox("spawn", RUN, "-d", "--task", "n", "--", "sleep", "1000", check=0)
+    run = Home(str(home)).run_dir(RUN)
+    wait_for(lambda: all([m.word for m in marks(run.beat(name))] == ["call", "tick"] for name in ("main", "g")))
+    table = tmp_path / "table"
+    table.write_text(json.dumps({"tasks": [{"task": name, "action": "modify", "delta": "x"} for name in "gn"]}))
+    said = agentbox("redirect", RUN, "--table", str(table), check=0).stdout
+    assert "modified: g (its delta waits for its next boundary)\n" in said
+    assert "modified: n (no gate was seen: its delta may never be read)\n" in said
+    assert json.loads(agentbox("redirect", RUN, "--table", str(table), "--json", check=0).stdout)["no_gate"] == ["n"]
+    assert (
+        agentbox("resume", RUN, "--task", "g", check=0).stdout == f"{RUN} task g: was not paused, RUN (generation 1)\n"
+    )
+    assert "g: idle for " in agentbox("pause", RUN, "--task", "g", check=0).stdout
+    agentbox("pause", RUN)
+    said = agentbox("resume", RUN, "--task", "g", check=0).stdout
+    assert said == f"{RUN} task g: RUN (generation 3); the run is paused: agentbox resume {RUN}\n"
+    agentbox("kill", RUN, "--task", "n", check=0)
+    wait_for(lambda: agentbox("ps", check=0).stdout.splitlines()[1].split()[1] == "paused")
+    agentbox("kill", RUN, check=0)
 
 
 def test_work_that_is_not_committed_is_told(home: Path, repo: Path) -> None:

@@ -68,6 +68,7 @@ RECEIPT: dict[str, tuple[type, ...]] = {
     "rungs": (list,),
     "warnings": (list,),
     "from_inside": FLAG,
+    "gone_in_grace": WHOLE,
 }
 PROCESS = {"pid", "start_ticks", "comm", "argv", "cwd", "state", "ppid", "age", "uid", "cgroup"}
 

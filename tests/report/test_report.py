@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from sandbox.report.model import Time
+from sandbox.report.page import page
 from sandbox.report.summary import summary
+from sandbox.report.text import stop_text
 from tests.cli.runs import one_line
 from tests.report.conftest import GATE, Deploy, report
 from tests.report.samples import sample
@@ -59,10 +62,10 @@ def test_the_report_of_a_killed_deployment_agrees_with_its_files(deploy: Deploy,
     text = agentbox("report", deploy.run, check=0).stdout
     assert text.startswith(f"{deploy.run}: stopped at ") and ", in hold; empty at " in text.splitlines()[0]
     assert "wrong branch" in text and "it has no worktree" in text
-    page = tmp_path / "report.html"
-    shown = agentbox("report", deploy.run, "--html", str(page), check=0).stdout
+    file = tmp_path / "report.html"
+    shown = agentbox("report", deploy.run, "--html", str(file), check=0).stdout
     assert shown.splitlines()[0] == text.splitlines()[0]
-    assert 'class="flight"' in page.read_text() and "<script" not in page.read_text()
+    assert 'class="flight"' in file.read_text() and "<script" not in file.read_text()
 
 
 @pytest.mark.bed("host")
@@ -258,6 +261,49 @@ def test_an_emergency_stop_and_a_stop_of_one_task_before_it(deploy: Deploy) -> N
     assert the_task(found, "w1")["stopped_at"] == found["stops"][0]["frozen_at"] < found["stopped_at"]
     assert the_task(found, "w2")["stopped_at"] == found["stopped_at"] == found["stops"][1]["frozen_at"]
     assert "all off" in found["orders"][1]["reason"]
+
+
+@pytest.mark.bed("host")
+def test_a_redirect_is_told_row_by_row_and_where_a_spawned_task_works(deploy: Deploy, tmp_path: Path) -> None:
+    deploy.start("hold")
+    for name in ("k1", "k2", "m1", "d1"):
+        agentbox("spawn", deploy.run, "-d", "--task", name, "--", "sleep", "900", cwd=deploy.folder, check=0)
+    (deploy.folder / "new").touch()
+    worker = the_task(deploy.report(), "k1")
+    assert worker["files"]["place"] == str(deploy.folder) and "new" in worker["files"]["before"]
+    rows = [{"task": "k1", "action": "keep"}, {"task": "k2", "action": "keep"}]
+    rows += [{"task": "m1", "action": "modify", "delta": "the new API"}]
+    rows += [{"task": "d1", "action": "drop", "why": "not needed"}]
+    table = tmp_path / "table"
+    table.write_text(json.dumps({"tasks": rows}))
+    agentbox("redirect", deploy.run, "--table", str(table), "--grace", "0", check=0)
+    found = deploy.report()
+    by = f"uid {os.getuid()} "
+    told = [(order["order"], order["task_id"], order["reason"]) for order in found["orders"]]
+    assert told[:3] == [("RUN", None, "created"), ("keep", "k1", ""), ("keep", "k2", "")]
+    assert told[3:] == [
+        ("modify", "m1", "the new API"),
+        ("drop", "d1", "not needed"),
+        ("STOP", "d1", "dropped: not needed"),
+    ]
+    assert all(order["at"] and by in order["by"] for order in found["orders"])
+    assert found["orders"][-1]["at"] == found["stops"][0]["ordered_at"] and found["orders"][-1]["generation"] == 2
+    file = tmp_path / "report.html"
+    agentbox("report", deploy.run, "--html", str(file), check=0)
+    text = agentbox("report", deploy.run, check=0).stdout
+    said = ("keep of tasks k1, k2 at ", "modify of task m1 at ", "drop of task d1 at ", "STOP of task d1 at ")
+    assert all(part in text and part in file.read_text() for part in said)
+    (stop,) = [line for line in text.splitlines() if line.startswith("  stop ")]
+    assert f" by {by}" in stop and stop.endswith("; dropped: not needed")
+
+
+def test_a_freeze_before_its_order_has_no_negative_distance() -> None:
+    one = sample(1)
+    (stop,) = one.stops
+    assert stop.ordered_at
+    stop.frozen_at = Time(stop.ordered_at - 0.0008)
+    assert ", frozen before the order was written, " in f", {stop_text(stop)}"
+    assert "-0." not in stop_text(stop) and "<dd>before the order was written</dd>" in page(one)
 
 
 @pytest.mark.bed("host")

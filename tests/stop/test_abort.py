@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from sandbox.launch.finish import ENDING_BY_ITSELF_SECONDS
+from tests.boundary.test_gate import HARNESS
 from tests.stop.agents import INTERVAL
 from tests.stop.conftest import Staged
-from tests.stop.stage import agent, receipt
+from tests.stop.stage import agent, inspect, new_id, receipt
 from tests.support import agentbox, agentbox_argv, agentbox_env, wait_for
 
 EVERYWHERE = pytest.mark.bed("host", "nspawn", "nspawn-user")
@@ -64,6 +65,19 @@ def test_worker_that_leaves_at_its_boundary_is_not_signalled(staged: Staged) -> 
     assert rungs(found) == ["order", "grace", "kill"]
     assert agentbox("wait", stage.run_id).returncode == 143
     assert stage.inspect()["task_list"][0]["outcome"] == "stopped"
+
+
+def test_who_had_gone_in_the_grace_is_not_said_to_have_been_ended(home: Path) -> None:
+    run = new_id("gone")
+    script = f'sleep 900 & while sh "{HARNESS}/gate.sh" gate x; do sleep 0.1; done'
+    agentbox("run", "-d", "--run-id", run, "--", "sh", "-c", script, check=0)
+    wait_for(lambda: (home / "runs" / run / "beat" / "main").exists())
+    said = agentbox("abort", run, "--grace", "5s", check=0).stdout
+    agentbox("wait", run)
+    (found,) = inspect(run)["receipts"]
+    gone = found["gone_in_grace"]
+    assert gone >= 1 and len(found["processes"]) - gone == found["rungs"][2]["processes"] == 1
+    assert f"; ended 1 process, {gone} had gone by the end of the grace\n" in said
 
 
 @EVERYWHERE

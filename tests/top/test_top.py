@@ -85,16 +85,25 @@ def test_keys_act_on_what_is_selected(terminal: Terminal, fleet: Callable[..., s
     terminal.shows(run, "w1", "w2", "Bash:one", "3 processes")
     terminal.press("p")
     wait_for(lambda: order(home, run) == "PAUSE")
-    terminal.shows(f"pause {run}: ordered", "paused")
+    terminal.shows(f"pause {run}: ordered; no gate seen, may not hold: main", "pausing")
     terminal.press("r")
     wait_for(lambda: order(home, run) == "RUN")
+    terminal.press("r")
+    terminal.shows(f"resume {run}: was not paused")
     terminal.press("Down", "j", "K")
+    terminal.shows(f"press K once more: task w1 of {run} is killed")
+    terminal.press("k", "K", "A")
+    terminal.shows(f"press A once more: task main of {run} is aborted")
+    terminal.press("j")
+    terminal.shows("q quit")
+    assert all(map(is_alive, found.values())), "a key that ends something acts the second time alone"
+    terminal.press("K", "K")
     terminal.shows(f"kill {run} task w1: proven empty", "killed", "2 processes")
     assert not is_alive(found["w1"]) and is_alive(found["w2"]) and is_alive(found["main"])
-    terminal.press("Up", "g", "A")
+    terminal.press("Up", "g", "A", "A")
     terminal.shows(f"abort {run} …")
     wait_for(lambda: order(home, run) == "STOP")
-    terminal.press("K")  # a kill need not wait for the abort's grace
+    terminal.press("K", "K")  # a kill need not wait for the abort's grace
     terminal.shows(f"kill {run}: proven empty", "0 processes", "stopped")
     assert not is_alive(found["w2"]) and not is_alive(found["main"])
     terminal.press("q")
@@ -115,7 +124,7 @@ def test_a_step_from_nothing_selects_the_first_row(terminal: Terminal, fleet: Ca
     wait_for(lambda: top not in terminal.screen())
     terminal.press("r")
     terminal.shows("nothing is selected")
-    terminal.press("j", "K")
+    terminal.press("j", "K", "K")
     terminal.shows(f"kill {other}: proven empty")
 
 
@@ -171,7 +180,7 @@ def test_leaving_waits_for_what_was_begun(terminal: Terminal, fleet: Callable[..
     run = fleet()
     terminal.top()
     terminal.shows(run)
-    terminal.press("A")
+    terminal.press("A", "A")
     wait_for(lambda: order(home, run) == "STOP")
     terminal.press("q")
     terminal.shows(f"waiting for the end of: abort {run}")
@@ -196,6 +205,15 @@ def test_a_screen_that_is_too_small_shows_the_selected_row() -> None:
             shown = [line.plain for line in lines(frame, Screen(selected), width, height)]
             assert len(shown) <= max(height, 4) and {len(line) for line in shown if line} == {max(width, 40)}
             assert selected in (None, ("r1", "gone")) or any(line.split()[0] == (selected[1] or "r1") for line in shown)
+
+
+def test_what_does_not_fit_or_is_not_there_is_not_misleading() -> None:
+    rows = [Row("r1", "w1", "in call", branch=branch) for branch in ("agent/r1/w1", "agent/r1/a-long-worker", "main")]
+    shown = [line.plain.split()[-1] for line in lines(Frame(0.0, rows), None, 80, None)[2:]]
+    assert shown == ["…/r1/w1", "…g-worker", "main"]
+    for emergency in ("ON", "could not tell"):
+        (_, _, nothing) = lines(Frame(0.0, emergency=emergency), None, 80, None)
+        assert "nothing starts until `agentbox estop --lift`" in nothing.plain and "run --" not in nothing.plain
 
 
 def test_keys_are_told_from_the_bytes_that_a_terminal_sends() -> None:
