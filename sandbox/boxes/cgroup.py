@@ -18,7 +18,7 @@ from sandbox.boxes.base import Box, BoxSpec, Command, Proof, Unavailable, Usage,
 from sandbox.boxes.limits import apply_limits, bound_pids, usable
 from sandbox.boxes.ownership import HOME_XATTR as HOME_XATTR
 from sandbox.boxes.ownership import home_of as home_of
-from sandbox.boxes.ownership import is_ours, mark_home
+from sandbox.boxes.ownership import is_ours, is_probe, mark_home, probe_id
 from sandbox.boxes.where import TOP, OwnBox, is_parent, own_box
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
@@ -79,7 +79,7 @@ class CgroupBackend:
 
     def probe(self) -> str:
         """Make, enter, kill and remove a box."""
-        group = Cgroup(f"{self.base()}/{TOP}").child(f"probe-{os.getpid()}-{time.monotonic_ns()}")
+        group = Cgroup(f"{self.base()}/{TOP}").child(probe_id())
         try:
             make_directories(group.path)
             child = spawn([b"/bin/sh"], {}, [("enter", enter(group))])
@@ -99,8 +99,10 @@ class CgroupBackend:
         parent = self._parent_of(spec)
         group = parent.child(spec.task_id)
         made: list[Cgroup] = []
+        _refuse_name_of_file(parent, "run id", "--run-id")
         try:
             self._make_parent(parent, made)
+            _refuse_name_of_file(group, "task id", "--task")
             given_up = apply_limits(parent, spec.run_limits)
             if made and spec.run_limits.pids is None:
                 bound_pids(parent)
@@ -221,7 +223,7 @@ class CgroupBackend:
         if mount is None:
             raise Unavailable("no cgroup v2 mount can be seen", fix="mount -t cgroup2 none /sys/fs/cgroup")
         for group in Cgroup(mount.point).subtree():
-            if is_parent(group.path) and not group.name.startswith("probe-"):
+            if is_parent(group.path) and not is_probe(group.name, self.home):
                 yield group.path
 
     def _is_ours(self, path: str) -> bool:
@@ -305,7 +307,7 @@ class CgroupBackend:
 
     def _usual(self) -> Iterator[str]:
         for top in dict.fromkeys(os.path.dirname(path) for path in self._likely("x")):
-            yield from (f"{top}/{name}" for name in subdirectories(top) if not name.startswith("probe-"))
+            yield from (f"{top}/{name}" for name in subdirectories(top) if not is_probe(name, self.home))
 
     def list(self) -> list[Box]:
         boxes = []
@@ -315,6 +317,13 @@ class CgroupBackend:
                 boxes.append(self._box(Cgroup(path), run_id, None))
                 boxes += [self._box(Cgroup(f"{path}/{t}"), run_id, t) for t in subdirectories(path)]
         return boxes
+
+
+def _refuse_name_of_file(group: Cgroup, what: str, option: str) -> None:
+    if os.path.isfile(group.path):
+        raise AgentboxError(
+            f"{what} {group.name} is the name of a file of every cgroup", fix=f"choose another {option}"
+        )
 
 
 def enter(group: Cgroup) -> Callable[[], None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sandbox.boxes.base import BoxSpec, Command, Unavailable
 from sandbox.boxes.docker_containers import Containers
 from sandbox.boxes.docker_engine import ASK_SECONDS
+from sandbox.boxes.ownership import probe_id
 from sandbox.errors import AgentboxError
 from sandbox.kernel.spawn import ChildFailed
 
@@ -39,7 +40,7 @@ def try_one(backend: DockerBackend, containers: Containers) -> None:
 
 
 def _try(backend: DockerBackend, containers: Containers, image: str) -> None:
-    run_id = f"probe-{os.getpid()}-{time.monotonic_ns()}"
+    run_id = probe_id()
     options = {"image": image, "interactive": True, "tty": False, "mount_cwd": False, "network": "none"}
     box, _ = backend.create(BoxSpec(backend.home, run_id, "main", "", container=options))
     child = None

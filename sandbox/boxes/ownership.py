@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
@@ -10,6 +12,19 @@ from sandbox.kernel.identity import boot_id
 
 HOME_XATTR = "user.agentbox.home"
 """On a run's parent: which AGENTBOX_HOME made it (xattr(7); cgroupfs keeps user attributes since Linux 5.7)."""
+
+
+_PROBE = re.compile(r"probe-[0-9]+-[0-9]+")
+
+
+def probe_id() -> str:
+    """The run id under which a backend tries itself out."""
+    return f"probe-{os.getpid()}-{time.monotonic_ns()}"
+
+
+def is_probe(run_id: str, home: str) -> bool:
+    """Is it a probe's? A run may be called so too, and has a record."""
+    return _PROBE.fullmatch(run_id) is not None and not os.path.isdir(f"{home}/runs/{run_id}")
 
 
 def mark_home(path: str, home: str) -> None:

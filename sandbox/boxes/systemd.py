@@ -16,7 +16,7 @@ from sandbox.boxes import systemd_bus as bus
 from sandbox.boxes.base import Box, BoxSpec, Command, Limits, Unavailable, host_name
 from sandbox.boxes.cgroup import READY_SECONDS, CgroupBackend, subdirectories
 from sandbox.boxes.limits import CONTROLLERS, NOT_THERE, applicable, group_oom, has_group_oom, usual_pids
-from sandbox.boxes.ownership import is_ours, mark_home
+from sandbox.boxes.ownership import is_ours, mark_home, probe_id
 from sandbox.errors import AgentboxError
 from sandbox.kernel.cgroup import Cgroup
 from sandbox.kernel.kill import kill_tree
@@ -40,7 +40,7 @@ class SystemdBackend(CgroupBackend):
     def probe(self) -> str:
         """Start a scope around a child, kill it, and see the unit go."""
         self._available()
-        run_id = f"probe-{os.getpid()}-{time.monotonic_ns()}"
+        run_id = probe_id()
         spec = BoxSpec(self.home, run_id, "main", "")
         box, _ = self.create(spec)
         child = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 
 from sandbox.errors import (
@@ -29,6 +30,8 @@ OF_THE_COMMAND = (*LAUNCHING, "wait")
 def main() -> None:
     """Entry point. No traceback reaches a person; AGENTBOX_DEBUG=1 shows it to a developer."""
     dispositions = Dispositions.inherited()
+    # While it is ignored, the status of every helper is lost (waitpid(2)).
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     reserve_stdio()
     _reopen_streams()
     if not os.environ.get("AGENTBOX_DEBUG"):
@@ -55,6 +58,8 @@ def main() -> None:
         text = f"{type(error).__name__}: {error}"
         code = _complain(verb, AgentboxError(f"unexpected: {text}", fix="AGENTBOX_DEBUG=1 shows where"))
     _let_go()
+    if sys.flags.inspect:  # PYTHONINSPECT: the interpreter would show the exit as a traceback, and exit otherwise
+        os._exit(code)
     sys.exit(code)
 
 

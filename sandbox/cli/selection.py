@@ -6,7 +6,7 @@ from sandbox.boxes.base import Unavailable
 from sandbox.boxes.registry import local_backends
 from sandbox.errors import NO_SUCH_RUN, AgentboxError, Refused
 from sandbox.manifest.home import Home
-from sandbox.manifest.ids import select
+from sandbox.manifest.ids import check_id, is_id, select
 
 
 def known_runs(home: Home, unseen: list[str] | None = None) -> list[str]:
@@ -27,13 +27,14 @@ def boxed_runs(home: Home, unseen: list[str] | None = None) -> set[str]:
 
 
 def select_run(home: Home, text: str) -> str:
-    """The run's id. Raises AgentboxError (2: no id, or ambiguous; 3: no such run)."""
+    """The run's id. Raises AgentboxError (2: no id, or ambiguous; 3: no such run).
+
+    What only begins with `text` is meant where no run is called so, also none whose record is gone.
+    """
     recorded, unreadable = _recorded(home)
-    try:
-        return select(text, recorded)
-    except AgentboxError as error:
-        if error.code != NO_SUCH_RUN:
-            raise
+    if text in recorded:
+        return text
+    check_id(text, "run id")
     try:
         return select(text, {*recorded, *boxed_runs(home)})
     except AgentboxError as error:
@@ -50,7 +51,13 @@ def _recorded(home: Home) -> tuple[list[str], AgentboxError | None]:
 
 def existing_run(home: Home, text: str) -> str:
     """A run that a task can be started in: it needs its record."""
-    return select(text, home.runs())
+    recorded = home.runs()
+    if text in recorded or not is_id(text):
+        return select(text, recorded)
+    run_id = select(text, {*recorded, *boxed_runs(home)})
+    if run_id not in recorded:
+        raise AgentboxError(f"the record of run {run_id} is gone", fix=f"agentbox kill {run_id}", code=NO_SUCH_RUN)
+    return run_id
 
 
 def run_backend(home: Home, run_id: str) -> str:

@@ -48,7 +48,8 @@ def stop_runs(given: argparse.Namespace, act: Act, patience: float = 0.0) -> int
     home = Home.locate()
     missed = Missed()
     stops = carry_out(home, targets(given, home, missed), given.reason or "asked for", act, patience)
-    text = "".join(map(told, stops)) or f"nothing is alive of {home.path}\n"
+    nothing = "" if missed.unseen else f"nothing is alive of {home.path}\n"
+    text = "".join(map(told, stops)) or nothing
     say(json.dumps([s.as_receipt() for s in stops]) + "\n" if given.json else text)
     for stop in stops:
         warn_of(stop)

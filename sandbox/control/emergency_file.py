@@ -15,7 +15,7 @@ from sandbox.boxes.where import own_box
 from sandbox.control.clock import now
 from sandbox.errors import NOT_PROVEN, AgentboxError, Refused, printable
 from sandbox.kernel.mounts import cgroup_of
-from sandbox.manifest.home import Home, fsync_directory
+from sandbox.manifest.home import Home, fsync_directory, open_private
 
 SIZE_MAX = 4096
 
@@ -92,7 +92,7 @@ def write(home: Home, reason: str, by: str) -> tuple[bool, str]:
 def _replace(path: str, text: str) -> None:
     folder, name = os.path.split(path)
     temporary = f"{folder}/.{name}.{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = open_private(temporary, os.O_WRONLY | os.O_TRUNC)
     try:
         raw = text.encode("utf-8", "replace")
         if os.write(fd, raw) != len(raw):

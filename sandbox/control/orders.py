@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from sandbox.control.clock import now
 from sandbox.errors import AgentboxError, Refused
-from sandbox.manifest.home import fsync_directory
+from sandbox.manifest.home import fsync_directory, open_private
 
 WORDS = ("RUN", "PAUSE", "STOP")
 SIZE_MAX = 4096
@@ -110,7 +110,7 @@ def _put(path: str, order: Order, place: Callable[[str, str], None]) -> None:
         text += f"patience: {order.patience:.0f}\n"
     folder, name = os.path.split(path)
     temporary = f"{folder}/.{name}.{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = open_private(temporary, os.O_WRONLY | os.O_TRUNC)
     try:
         raw = text.encode()
         if os.write(fd, raw) != len(raw):

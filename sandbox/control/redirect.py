@@ -20,7 +20,7 @@ from sandbox.control.targets import Target
 from sandbox.control.under_way import under_way
 from sandbox.errors import AgentboxError, Refused
 from sandbox.harness.beat import marks
-from sandbox.manifest.home import Home, RunDir, fsync_directory
+from sandbox.manifest.home import Home, RunDir, fsync_directory, open_private
 from sandbox.manifest.record import whoami
 from sandbox.manifest.writer import Writer
 
@@ -98,7 +98,7 @@ def hand_out(run: RunDir, row: Row) -> None:
     line = json.dumps({"task": row.task, "delta": row.delta}).encode() + b"\n"
     path = run.steer(row.task)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = open_private(path, os.O_WRONLY | os.O_APPEND)
         try:
             if os.write(fd, line) != len(line):
                 raise OSError(28, os.strerror(28))

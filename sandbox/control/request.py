@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
 from sandbox.boxes.registry import backend, local_backends
 from sandbox.boxes.where import inside, own_box
@@ -15,10 +16,12 @@ from sandbox.control.status import launcher_alive, launcher_identity, load
 from sandbox.control.stop import Stop, begin, look
 from sandbox.control.targets import Target
 from sandbox.errors import AgentboxError
+from sandbox.kernel.identity import boot_id
 from sandbox.kernel.mounts import cgroup_of
 from sandbox.kernel.procfs import read_stat
 from sandbox.manifest.fold import Run, Task
 from sandbox.manifest.home import Home
+from sandbox.manifest.reader import read
 from sandbox.manifest.record import whoami
 from sandbox.manifest.writer import Writer
 
@@ -65,9 +68,30 @@ def carry_out(home: Home, targets: list[Target], reason: str, act: Act, patience
             else:
                 control = home.run_dir(target.run_id).control
                 stop.escapees = marked_processes(target.run_id, target.task_id, control)
+            _doubt_if_elsewhere(home, stop)
             record(home, stop)
             settle(home, target, stop)
     return [stop for _, stop in stops]
+
+
+def _doubt_if_elsewhere(home: Home, stop: Stop) -> None:
+    """Where the state is shared between machines: this kernel proves nothing of a run that another one started."""
+    if stop.proof != "empty" or stop.processes:
+        return
+    own = os.uname().nodename
+    try:
+        first: dict[str, Any] = next(iter(read(home.run_dir(stop.run_id).manifest, stop.run_id)), {})
+        if first.get("host") in (None, own) or first.get("boot_id") == boot_id() or _has_receipt(home, stop):
+            return
+        tasks = [task for task in load(home, stop.run_id)[0].tasks.values() if stop.task_id in (None, task.task_id)]
+    except AgentboxError:
+        return
+    open_ones = [task for task in tasks if task.state in ("intent", "started") and task.boot_id != boot_id()]
+    hosts = sorted({task.host for task in open_ones if task.host and task.host != own})
+    if hosts:
+        stop.proof, stop.empty_at = "unknown", None
+        where = ", ".join(hosts)
+        stop.warnings.append(f"nothing of it is here, but it was started on host {where}: ask there for the proof")
 
 
 def _depth_around_us(target: Target) -> int:

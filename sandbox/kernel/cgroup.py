@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import stat
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -50,8 +51,7 @@ class Cgroup:
         """
         for _ in range(2):
             try:
-                os.stat(self.path)
-                return True
+                return stat.S_ISDIR(os.stat(self.path).st_mode)  # an id may be the name of a file of every cgroup
             except PermissionError:
                 _open_way(self.path)
             except OSError as error:

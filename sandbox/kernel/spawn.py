@@ -167,8 +167,13 @@ def find_command(name: bytes, env: Mapping[bytes, bytes]) -> int:
 
 
 def close_from(lowest: int) -> None:
-    """Close every descriptor from `lowest` up."""
+    """Close every descriptor from `lowest` up, those above a limit that was lowered since too (getrlimit(2))."""
     os.closerange(lowest, os.sysconf("SC_OPEN_MAX"))
+    try:
+        left = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return
+    os.closerange(lowest, max(left) + 1)
 
 
 def _failure(word: bytes) -> ChildFailed:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from sandbox.manifest.home import open_private
+
 LIMIT = 64 << 20
 SMALLEST = 256 << 10
 _BLOCK = 64 << 10  # the largest block of the usual file systems: a hole that begins and ends with one has no rest
@@ -29,8 +31,7 @@ class Output:
     @classmethod
     def open(cls, path: str, limit: int) -> Output:
         """Raises OSError."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        return cls(os.open(path, flags, 0o600), limit)
+        return cls(open_private(path, os.O_WRONLY | os.O_APPEND), limit)
 
     def take(self) -> None:
         """In the child: make it stdout and stderr."""

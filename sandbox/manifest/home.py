@@ -153,6 +153,15 @@ class RunDir:
         return os.path.join(self.path, part, check_id(task_id, "task id") + suffix)
 
 
+def open_private(path: str, flags: int) -> int:
+    """open(2) that makes the file, 0600 whatever the umask: its owner reads it again. Raises OSError."""
+    fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with suppress(OSError):
+        if os.fstat(fd).st_size == 0:
+            os.fchmod(fd, 0o600)
+    return fd
+
+
 def fsync_directory(path: str) -> None:
     """Make the names in `path` durable (fsync(2): a file's own fsync does not cover its name)."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from sandbox.boxes.base import LAUNCHER_SUFFIX, Unavailable
 from sandbox.boxes.cgroup import CgroupBackend
-from sandbox.boxes.ownership import home_of, is_ours
+from sandbox.boxes.ownership import home_of, is_ours, is_probe
 from sandbox.boxes.systemd import run_of_slice, task_of_scope
 from sandbox.boxes.where import TOP
 from sandbox.kernel.cgroup import Cgroup
@@ -67,7 +67,7 @@ def read_boxes(home: Home, only: str | None = None) -> list[SeenBox]:
         raise Unavailable("no cgroup v2 mount can be seen", fix="mount -t cgroup2 none /sys/fs/cgroup")
     found = []
     own = _own_tops(home, mount)
-    for backend, run_id, path in _parents(mount.point):
+    for backend, run_id, path in _parents(mount.point, home.path):
         if only is not None and run_id != only:
             continue
         owner = home_of(path)
@@ -105,7 +105,7 @@ def look_again(box: SeenBox) -> SeenBox | None:
     return fresh
 
 
-def _parents(top: str) -> Iterator[tuple[str, str, str]]:
+def _parents(top: str, home: str) -> Iterator[tuple[str, str, str]]:
     """Backend, run id and directory of each run's parent; those of nested runs too."""
     waiting = [top]
     while waiting:
@@ -113,9 +113,9 @@ def _parents(top: str) -> Iterator[tuple[str, str, str]]:
         name = path.rpartition("/")[2]
         for child in children(path):
             below = f"{path}/{child}"
-            if name == TOP and is_id(child) and not child.startswith("probe-"):
+            if name == TOP and is_id(child) and not is_probe(child, home):
                 yield "cgroup", child, below
-            elif name == SLICE and (run_id := run_of_slice(child)) and not run_id.startswith("probe-"):
+            elif name == SLICE and (run_id := run_of_slice(child)) and not is_probe(run_id, home):
                 yield "systemd", run_id, below
             waiting.append(below)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,3 +202,12 @@ def test_order_to_stop_of_an_ended_run_does_not_reach_the_next(home: Path, run_i
 def test_without_a_verb_is_the_help(home: Path, run_id: str) -> None:
     done = agentbox(check=2)
     assert done.stdout.startswith("Usage: agentbox") and done.stderr == ""
+
+
+@pytest.mark.parametrize("option", ["--run-id", "--task"])
+def test_id_that_is_the_name_of_a_file_of_every_cgroup(home: Path, option: str) -> None:
+    done = agentbox("run", "--backend", "cgroup", option, "cgroup.procs", "--", "true", check=125)
+    one_line(done, "cgroup.procs", f"choose another {option}")
+    (found,) = json.loads(agentbox("ps", "-a", "--json", check=0).stdout)
+    assert found["state"] == "not started"
+    agentbox("kill", "--all", check=0)

@@ -6,9 +6,13 @@ name must work in it.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import select
 import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,6 +181,57 @@ def test_backend_systemd_where_systemd_does_not_run(home: Path) -> None:
 
 CLOSED = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-", "all": "<&- >&- 2>&-"}
 FULL = {"full-stdout": ">/dev/full", "full-stderr": "2>/dev/full", "full-both": ">/dev/full 2>&1"}
+
+
+@pytest.fixture
+def hard_umask(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    before = os.umask(0o777)
+    yield
+    os.umask(before)
+
+
+def test_all_files_stay_readable_for_their_owner_whatever_the_umask(home: Path, hard_umask: None) -> None:
+    run = start("sleep", "900", options=("--backend", "cgroup"))
+    try:
+        agentbox("pause", run, "--wait", "0s")
+        agentbox("resume", run, check=0)
+        agentbox("spawn", "-d", run, "--task", "more", "--", "sleep", "900", check=0)
+        row_of = {"task": "more", "action": "modify", "delta": "be quick"}
+        agentbox("redirect", run, "--table", "-", stdin=json.dumps({"tasks": [row_of]}), check=0)
+        agentbox("estop", check=0)
+        files = [path for path in home.rglob("*") if path.is_file()]
+        assert {path.name for path in files} >= {"control", "main", "main.log", "more.jsonl", "EMERGENCY_STOP"}
+        assert {str(path): oct(path.stat().st_mode & 0o777) for path in files} == {str(path): "0o600" for path in files}
+    finally:
+        agentbox("kill", run)
+        wait_for(lambda: gone(run))
+
+
+def test_nothing_of_the_caller_stays_open_above_a_lowered_limit(home: Path, run_id: str) -> None:
+    """A pipe to the caller would otherwise end only with the run."""
+    reader, writer = os.pipe()
+    high = fcntl.fcntl(writer, fcntl.F_DUPFD, 200)
+    os.close(writer)
+    argv = agentbox_argv("run", "-d", "--run-id", run_id, "--backend", "cgroup", "--", "sleep", "900")
+    limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *argv]
+    try:
+        subprocess.run(limited, env=agentbox_env(), pass_fds=[high], stdout=-3, check=True)
+        os.close(high)
+        assert select.select([reader], [], [], 0)[0], "somebody still holds the caller's pipe"
+    finally:
+        os.close(reader)
+        agentbox("kill", run_id)
+        wait_for(lambda: gone(run_id))
+
+
+def test_status_of_helpers_is_told_where_the_caller_ignores_sigchld(home: Path) -> None:
+    code = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    agentbox("estop", check=0)
+    argv = [sys.executable, "-c", code, *agentbox_argv("run", "-d", "--", "true")]
+    done = subprocess.run(argv, env=agentbox_env(), capture_output=True, text=True)
+    assert done.returncode == 75, done.stderr
+    one_line(done, "estop --lift")
 
 
 def redirected(redirection: str, *args: str, unbuffered: str = "") -> Done:
@@ -356,3 +411,14 @@ def test_read_only_home_as_a_plain_user(home: Path) -> None:
     home.mkdir(mode=0o500)
     one_line(agentbox("run", "--", "true", check=125), str(home), "Permission denied")
     assert agentbox("ps").returncode == 0
+
+
+def test_interpreter_that_is_told_to_stay(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end each verb with a traceback and a prompt."""
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    run = start("sleep", "900")
+    killed = agentbox("kill", run)
+    assert (killed.returncode, killed.stderr) == (0, "")
+    assert (ended := agentbox("wait", run)).returncode == 137 and ended.stderr == ""
+    failed = agentbox("run", "--", "sh", "-c", "exit 3")
+    assert failed.returncode == 3 and "Traceback" not in failed.stderr

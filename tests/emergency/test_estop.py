@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,19 @@ def test_ends_all_runs_with_one_receipt_each(bed: str, fleet: Fleet, bystander: 
     fleet.stopped()
     for run in fleet.parents:
         assert (fleet.home / "runs" / run / "ctl" / "control").read_text().startswith("STOP ")
+
+
+@pytest.mark.bed("host", "nspawn-user")
+def test_a_run_that_is_named_like_a_probe_is_a_run(bed: str, fleet: Fleet) -> None:
+    for run in (new_id("probe"), f"probe-1-{uuid.uuid4().int}"[:60]):
+        agentbox("run", "-d", "--run-id", run, "--backend", backends(bed)[0], "--", "sleep", "900", check=0)
+        fleet.seen(run, 1)
+        (started,) = fleet.records(run, "task.started")
+        os.kill(started["launcher"]["pid"], signal.SIGKILL)
+    found = json.loads(agentbox("reconcile", "--json", check=1).stdout)["findings"]
+    assert {one["run_id"] for one in found if one["kind"] == "orphan"} == set(fleet.parents)
+    agentbox("estop", check=0)
+    fleet.stopped()
 
 
 def test_another_home_is_left_alone(fleet: Fleet, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import uuid
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,47 @@ def test_unique_prefix_selects_and_none_is_an_error(staged: Staged) -> None:
     beats(stage)
     agentbox("kill", stage.run_id[:-2], check=0)
     assert stage.registered_alive() == []
+
+
+@pytest.mark.bed("host")
+def test_exact_id_wins_also_where_its_record_is_gone(home: Path, staged: Staged) -> None:
+    """It must not pass for the beginning of another run's id."""
+    other = staged(agent("attached"))
+    base = other.run_id
+    longer = staged(agent("attached"), f"{base}-2")
+    for stage in (other, longer):
+        stage.start()
+    (home / "runs" / base).rename(home / "gone")
+    for verb in (("spawn", base, "--", "true"), ("pause", base)):
+        assert f"the record of run {base} is gone" in agentbox(*verb).stderr
+    assert "ambiguous" in agentbox("kill", base[:-1], check=2).stderr
+    found = json.loads(agentbox("kill", base, "--json", check=4).stdout)
+    assert [one["run_id"] for one in found] == [base] and len(found[0]["processes"]) == 3
+    assert other.registered_alive() == []
+    beats(longer)
+    agentbox("kill", f"{base}-", check=0)
+    assert longer.registered_alive() == []
+
+
+@pytest.mark.bed("host")
+@pytest.mark.parametrize("verb", ["kill", "abort"])
+def test_run_of_another_machine_is_not_called_empty(home: Path, verb: str) -> None:
+    """A state directory may be shared; this kernel shows nothing of what another one runs."""
+    run = new_id("there")
+    agentbox("run", "-d", "--backend", "cgroup", "--run-id", run, "--", "sleep", "900", check=0)
+    record = home / "runs" / run / "manifest.jsonl"
+    lines, own = record.read_text(), json.loads(record.read_text().splitlines()[0])
+    agentbox("kill", run, check=0)
+    wait_for(lambda: "run.ended" in record.read_text())
+    there = lines.replace(f'"host":"{own["host"]}"', '"host":"node-b"').replace(own["boot_id"], str(uuid.uuid4()))
+    record.write_text(there)
+    for _ in range(2):
+        done = agentbox(verb, run, "--json", check=1)
+        (found,) = json.loads(done.stdout)
+        assert found["proof"] == "unknown" and found["empty_at"] is None and found["survivors"] == []
+        assert "started on host node-b" in done.stderr
+    record.write_text(there.replace("node-b", own["host"]))
+    agentbox("kill", run, check=0)  # here, and before a reboot
 
 
 @EVERYWHERE
