@@ -21,7 +21,7 @@ from sandbox.top.keys import key_by_key, read_keys
 from sandbox.top.sample import Frame, Sampler
 from sandbox.top.view import TWICE, Screen, lines, place
 
-TWICE_SECONDS = 3.0
+TWICE_SECONDS = 10.0
 """Within how long a key of TWICE has to come a second time."""
 PAGE = 10
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGWINCH)
