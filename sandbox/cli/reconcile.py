@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandbox.cli.arguments import Parser
 from sandbox.cli.selection import select_run
@@ -17,7 +17,7 @@ from sandbox.manifest.home import Home
 from sandbox.manifest.ids import is_id
 from sandbox.reconcile import log, metrics
 from sandbox.reconcile.act import Done, end_findings
-from sandbox.reconcile.findings import Finding
+from sandbox.reconcile.findings import GRAVITY, Finding, Severity, at_least
 from sandbox.reconcile.look import Look, look
 from sandbox.reconcile.survey import describe
 
@@ -31,39 +31,50 @@ class _Given:
     as_json: bool
     run_id: str | None
     metrics: str
+    least: Severity
 
 
+USAGE = "agentbox reconcile [--kill] [--run RUN] [--json] [--min-severity SEVERITY] [--metrics FILE]"
 ABOUT = """Compare the records with the kernel, the units, the engine and the process table; read-only without --kill.
 
-exit status: 0 clean (with --kill: after it), 1 findings, 2 could not look everywhere, which says nothing of the
-rest."""
+exit status: 0 clean (with --kill: after it), 1 findings (of --min-severity or graver), 2 could not look everywhere,
+which says nothing of the rest."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Parsed without Typer, which takes longer to load than all of a small machine takes to be looked at."""
-    parser = Parser("reconcile", "agentbox reconcile [--kill] [--run RUN] [--json] [--metrics FILE]", ABOUT)
+    parser = Parser("reconcile", USAGE, ABOUT)
     add = parser.add_argument
     add("--kill", action="store_true", help="end what is proven ours and unwanted")
     add("--json", action="store_true", help="print an object")
     add("--run", default="", metavar="RUN", help="look at this run alone")
-    add("--metrics", default="", metavar="FILE", help="write Prometheus text")
+    add(
+        "--metrics",
+        default="",
+        metavar="FILE",
+        help="write Prometheus text; it counts all findings, with their severity",
+    )
+    about = "info, warning or security: findings below it are neither shown nor counted for exit 1 (default info)"
+    add("--min-severity", default="info", metavar="SEVERITY", choices=GRAVITY, help=about)
     given = parser.parse_args(list(argv))
     # All that is made here is kept until the end, and is a lot: looking through it for garbage finds none.
     gc.disable()
     home = Home.locate()
-    return _reconcile(home, _Given(given.kill, given.json, _selected(home, given.run), given.metrics))
+    run_id = _selected(home, given.run)
+    return _reconcile(home, _Given(given.kill, given.json, run_id, given.metrics, given.min_severity))
 
 
 def _reconcile(home: Home, given: _Given) -> int:
     began = time.monotonic()
     first = look(home, given.run_id)
     done, last = end_findings(home, first, given.run_id) if given.kill else ([], first)
-    _print(given, first, done)
-    _log(first, done)
+    shown = replace(first, findings=at_least(given.least, first.findings))
+    _print(given, shown, done)
+    _log(shown, done)
     if given.metrics:
         _write_metrics(given.metrics, last, time.monotonic() - began)
     # A stop of ours that failed still looks as if it were being carried out: by this very process.
-    left = last.findings or not all(one.ok for one in done)
+    left = at_least(given.least, last.findings) or not all(one.ok for one in done)
     return INCOMPLETE if last.survey.not_asked else FINDINGS if left else CLEAN
 
 
@@ -128,7 +139,7 @@ def _write_metrics(path: str, seen: Look, seconds: float) -> None:
     metrics.write(
         path,
         metrics.text(
-            (one.kind for one in seen.findings),
+            seen.findings,
             seen.states,
             seconds=seconds,
             not_asked=len(seen.survey.not_asked),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -88,9 +89,14 @@ def finding(kind: str, run_id: str | None, task_id: str | None, what: str, **mor
     return Finding(kind, run_id, task_id, what, **more)
 
 
-GRAVITY = ("security", "warning", "info")
+GRAVITY: tuple[Severity, ...] = ("security", "warning", "info")
 
 
 def in_order(found: list[Finding]) -> list[Finding]:
     """The gravest first, then by run, task and kind: the same each time."""
     return sorted(found, key=lambda f: (GRAVITY.index(f.severity), f.run_id or "", f.kind, f.task_id or "", str(f.key)))
+
+
+def at_least(severity: Severity, found: Iterable[Finding]) -> list[Finding]:
+    """Those that are so grave or graver, in their order."""
+    return [one for one in found if GRAVITY.index(one.severity) <= GRAVITY.index(severity)]
