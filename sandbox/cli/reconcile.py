@@ -50,12 +50,7 @@ def main(argv: Sequence[str]) -> int:
     add("--kill", action="store_true", help="end what is proven ours and unwanted")
     add("--json", action="store_true", help="print an object")
     add("--run", default="", metavar="RUN", help="look at this run alone")
-    add(
-        "--metrics",
-        default="",
-        metavar="FILE",
-        help="write Prometheus text; it counts all findings, with their severity",
-    )
+    add("--metrics", default="", metavar="FILE", help="write Prometheus text, of findings of every severity")
     about = "info, warning or security: findings below it are neither shown nor counted for exit 1 (default info)"
     add("--min-severity", default="info", metavar="SEVERITY", choices=GRAVITY, help=about)
     given = parser.parse_args(list(argv))

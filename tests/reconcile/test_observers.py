@@ -28,6 +28,7 @@ from sandbox.reconcile.classify import classify
 from sandbox.reconcile.survey import survey
 from tests.cli.runs import inspect, run_dir, start
 from tests.reconcile.looking import answered, box_pids, edit_record, end, findings, in_state, orphan, reconcile
+from tests.stop.agents import BIT
 from tests.support import agentbox, is_alive, wait_for
 
 NOBODY = 65534
@@ -174,14 +175,25 @@ def test_own_process_that_can_not_be_looked_into(tmp_path: Path) -> None:
     assert reconcile()["not_inspectable"] > 0
 
 
-def test_zombie_is_counted() -> None:
+def test_zombie_is_dead_unless_it_has_threads() -> None:
+    """One that has ended is nothing to look into; one whose first thread alone has is named with the reason."""
     process = subprocess.Popen(["true"], env={"AGENTBOX_CONTROL": "/x"})
-    in_state(process.pid, "Z")
-    table = scan_processes(())
-    assert process.pid not in table.environs and table.unread[process.pid] == "a zombie"
-    lines = agentbox("reconcile", "--run", "nobody", check=0).stdout.splitlines()
-    assert lines[0] == "clean" and "could not be looked into: pid" in lines[1] and "a zombie" in lines[1]
-    process.wait()
+    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(900,)).start();"
+    headless = subprocess.Popen(
+        [sys.executable, "-c", f"{code} ctypes.CDLL(None).syscall({BIT[os.uname().machine]}, 0)"]
+    )
+    try:
+        for one in (process, headless):
+            in_state(one.pid, "Z")
+        table = scan_processes(())
+        assert process.pid not in table.environs and process.pid not in table.unread
+        assert table.unread[headless.pid] == "its main thread has ended"
+        lines = agentbox("reconcile", "--run", "nobody", check=0).stdout.splitlines()
+        assert lines[0] == "clean" and " could not be looked into: " in lines[1]
+        assert "its main thread has ended" in lines[1]
+    finally:
+        process.wait()
+        end(headless)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts /proc, which needs root")

@@ -92,7 +92,7 @@ def merging(tree: Path) -> None:
         (unpushed, "1 commit in no remote"),
         (detached, "HEAD is on no branch"),
         (stashed, "1 stash (stash@{0})"),
-        (stashed_detached, "1 stashes"),
+        (stashed_detached, "1 stash"),
         (merging, "a merge is under way"),
     ],
 )

@@ -64,7 +64,7 @@ WORK = {
     "changed": ("echo two > a", "1 changed"),
     "untracked": ("echo two > new", "1 untracked"),
     "ignored": ("echo two > x.o", "1 ignored"),
-    "stashed": ("echo two > a; git stash -q", "1 stashes"),
+    "stashed": ("echo two > a; git stash -q", "1 stash"),
     "unpushed": ("echo two > b; git add b; git commit -qm b", "1 commit in no remote"),
     "detached": ("git checkout -q --detach; echo two > b; git add b; git commit -qm b", "HEAD is on no branch"),
 }
