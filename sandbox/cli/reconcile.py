@@ -122,7 +122,7 @@ def _left(seen: Look, done: list[Done], left: list[Finding]) -> Iterator[str]:
     known = {one.identity for one in seen.findings}
     for one in (one for one in left if one.identity not in failed):
         again = "it is there again" if one.identity in ended else "two looks did not agree on it"
-        why = again if one.remedy else one.kept or KEPT[one.kind]
+        why = again if one.remedy else one.kept or KEPT.get(one.kind, "not proven")
         what = "" if one.identity in known else f"{one.what}: "
         where = f" of run {one.run_id}" if one.run_id else ""
         yield "; ".join(filter(None, [f"{one.kind}{where}: {what}left: {why}", one.way_out]))
