@@ -430,6 +430,8 @@ def test_work_left_in_a_worktree(
     assert [(one["kind"], one["run_id"], one["severity"]) for one in found] == [(kind, run, "info") for kind in wanted]
     assert all(one["since"] == records(run, "run.ended")[-1]["ts"] for one in found)
     assert reconcile("--kill")["ended"] == []
+    told = agentbox("reconcile", "--kill").stdout
+    assert told.count(f" of run {run}: left: work is never deleted; to see it: git -C ") == len(found)
     assert findings() == found and inspect(live)["state"] == "running"
     for one_of_them in found:
         command = one_of_them["command"]
