@@ -17,10 +17,13 @@ def install_units(
     user: Annotated[bool, typer.Option("--user", help="For your own systemd manager, not the system's.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the units, write nothing.")] = False,
     cron: Annotated[bool, typer.Option("--cron", help="Print crontab lines instead, write nothing.")] = False,
+    metrics: Annotated[
+        str, typer.Option("--metrics", metavar="FILE", help="Where the reconciler writes Prometheus text at each look.")
+    ] = "",
 ) -> None:
     """Write the units for this agentbox and this AGENTBOX_HOME, and say how to start them."""
     home = Home.locate()
-    made = plan(home, user=user, environ=os.environ)
+    made = plan(home, user=user, environ=os.environ, metrics=metrics)
     if cron:
         output(crontab(made))
         return

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sandbox.errors import AgentboxError
@@ -32,11 +32,21 @@ ENGINE = ("DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY",
 
 @dataclass(frozen=True)
 class Plan:
-    """`command`: how agentbox is started, as words. `environment`: what its processes get, AGENTBOX_HOME included."""
+    """`command`: how agentbox is started, as words. `environment`: what its processes get, AGENTBOX_HOME included.
+
+    `metrics`: where the reconciler writes its metrics (absolute), or "".
+    """
 
     command: list[str]
     environment: dict[str, str]
     user: bool
+    metrics: str = ""
+
+    @property
+    def reconcile(self) -> list[str]:
+        """The reconciler as it looks when nobody asks: what is only to be known would be told at each look."""
+        words = [*self.command, "reconcile", "--min-severity", "warning"]
+        return [*words, "--metrics", self.metrics] if self.metrics else words
 
     @property
     def home(self) -> str:
@@ -51,15 +61,28 @@ class Plan:
         return os.path.join(config if os.path.isabs(config) else os.path.expanduser("~/.config"), "systemd/user")
 
 
-def plan(home: Home, *, user: bool, environ: Mapping[str, str]) -> Plan:
-    """For the agentbox that runs now. Raises AgentboxError where a path can't stand in a unit."""
+def plan(home: Home, *, user: bool, environ: Mapping[str, str], metrics: str = "") -> Plan:
+    """For the agentbox that runs now. Raises AgentboxError where a path can't stand in a unit, or can't be written."""
     command = own_command()
     engine = {name: environ[name] for name in ENGINE if environ.get(name)}
-    made = Plan(command, {"AGENTBOX_HOME": home.path, **engine}, user)
-    for text in (*command, *made.environment.values()):
+    made = Plan(command, {"AGENTBOX_HOME": home.path, **engine}, user, os.path.abspath(metrics) if metrics else "")
+    for text in (*command, *made.environment.values(), made.metrics):
         if not text.isprintable():
             raise AgentboxError(f"{text!r} cannot stand in a unit or crontab", fix="choose a path of printable signs")
+    if made.metrics:
+        _check_metrics(made.metrics)
     return made
+
+
+def _check_metrics(path: str) -> None:
+    """Raises AgentboxError where the file can't be replaced: better now than at each look, when nobody sees it."""
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise AgentboxError(f"--metrics {path}: there is no directory {folder}", fix=f"mkdir -p {shlex.quote(folder)}")
+    if os.path.isdir(path):
+        raise AgentboxError(f"--metrics {path} is a directory", fix=f"name a file in it: {path}/agentbox.prom")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise AgentboxError(f"--metrics {path}: {folder} may not be written", fix="choose a directory of yours")
 
 
 def own_command() -> list[str]:
@@ -76,7 +99,9 @@ def units(made: Plan) -> dict[str, str]:
     hardening = _template("hardening.conf") + ("" if made.user else _template("hardening-system.conf"))
     words = {
         "@HARDENING@": hardening.strip(),
-        "@AGENTBOX@": " ".join(_word(word).replace("$", "$$") for word in made.command),
+        "@AGENTBOX@": _command(made.command),
+        "@RECONCILE@": _command(made.reconcile),
+        "@METRICS_DIRECTORY@": _writable(made),
         "@ENVIRONMENT@": " ".join(_word(f"{name}={value}") for name, value in made.environment.items()),
         "@EMERGENCY_STOP@": Home(made.home).emergency_stop.replace("%", "%%"),
         "@HOME@": _word(made.home)[1:-1],
@@ -103,6 +128,17 @@ def _fill(text: str, words: Mapping[str, str]) -> str:
     return text
 
 
+def _command(words: Iterable[str]) -> str:
+    return " ".join(_word(word).replace("$", "$$") for word in words)
+
+
+def _writable(made: Plan) -> str:
+    """What opens the directory of the metrics to a service that is kept out of most of them."""
+    if not made.metrics or made.user:
+        return "# no directory of metrics to be opened"
+    return f'ReadWritePaths="-{_word(os.path.dirname(made.metrics))[1:-1]}"'
+
+
 def _word(text: str) -> str:
     """Quoted for ExecStart= and Environment=, specifiers undone (systemd.syntax(7), Quoting)."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
@@ -120,10 +156,9 @@ def _template(name: str) -> str:
 def crontab(made: Plan) -> str:
     """Lines that need nothing of cron's environment; what they print is mail, so they print only what matters."""
     assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in made.environment.items())
-    agentbox = f"{assignments} {' '.join(map(shlex.quote, made.command))}"
     lines = [
         "# agentbox: within a minute, end all runs where EMERGENCY_STOP exists; every five, tell what should not live",
-        f"* * * * * {agentbox} watch --once",
-        f'*/5 * * * * found=$({agentbox} reconcile 2>&1) || echo "$found"',
+        f"* * * * * {assignments} {shlex.join(made.command)} watch --once",
+        f'*/5 * * * * found=$({assignments} {shlex.join(made.reconcile)} 2>&1) || echo "$found"',
     ]
     return "".join(line.replace("%", "\\%") + "\n" for line in lines)

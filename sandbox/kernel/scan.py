@@ -25,12 +25,12 @@ NOTHING_THERE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.EACCES, errno.
 @dataclass
 class Table:
     """`stats`: the processes outside of the boxes that could be read, by pid; `environs`: raw environments of those
-    that carry a mark. `blind`: how many are alive (or zombies) and can't be looked into.
+    that carry a mark. `unread`: why those that are alive can't be looked into, by pid.
     """
 
     stats: dict[int, Stat] = field(default_factory=dict)
     environs: dict[int, bytes] = field(default_factory=dict)
-    blind: int = 0
+    unread: dict[int, str] = field(default_factory=dict)
 
 
 def scan_processes(inside: Collection[int]) -> Table:
@@ -46,18 +46,22 @@ def scan_processes(inside: Collection[int]) -> Table:
             continue
         try:
             raw = read_bytes(f"/proc/{pid}/environ", ENVIRON_BYTES)
-            readable = True
+            why = ""
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ESRCH):
+            if error.errno == errno.ENOENT:
                 continue
             if error.errno in SHORTAGE:
                 raise
-            raw, readable = b"", False
+            # ESRCH: it has no memory: a kernel thread, one that just went, or (of newer kernels) a zombie.
+            raw, why = b"", "" if error.errno == errno.ESRCH else (error.strerror or str(error)).lower()
         stat = _stat(pid)
         if stat is None or pid == kernel or (kernel and stat.ppid == kernel):
             continue
-        if not readable or stat.state in "ZX":
-            table.blind += 1
+        if stat.state in "ZX":
+            # A zombie that has threads is alive (proc(5)), and its environment went with its first one.
+            why = "its main thread has ended" if stat.threads > 1 else ""
+        if why:
+            table.unread[pid] = why
         if MARK in raw:
             table.environs[pid] = raw
         table.stats[pid] = stat

@@ -25,14 +25,16 @@ def classify(seen: Survey) -> list[Finding]:
     """All findings, the gravest first; the same for the same survey."""
     found: list[Finding] = []
     over: dict[str, Verdict] = {}
+    ends: dict[str, str | None] = {}
     for run_id in sorted({*seen.runs, *seen.boxes}) if seen.records_seen else ():
         run = seen.runs.get(run_id) or Recorded(run_id, missing=True)
         boxes = seen.boxes.get(run_id, [])
         verdict = state_of(seen, run, boxes)
         over[run_id] = verdict
+        ends[run_id] = verdict.since or _ended_at(run)
         found += _of_run(seen, run, boxes, verdict)
     found += ghosts_and_escapees(seen, over) if seen.records_seen else ()
-    found += worktree_findings(seen.worktrees, over)
+    found += worktree_findings(seen.worktrees, over, ends)
     found = _without_covered(seen, found)
     found += _disagreements(seen)
     if seen.engine:
@@ -55,6 +57,12 @@ def run_states(seen: Survey) -> dict[str, str]:
         run = seen.runs.get(run_id) or Recorded(run_id, missing=True)
         found[run_id] = state_of(seen, run, seen.boxes.get(run_id, [])).state
     return found
+
+
+def _ended_at(run: Recorded) -> str | None:
+    """When the run ended, or its main task where nobody recorded more."""
+    main = run.run.tasks.get(run.run.main_task)
+    return (run.run.ended or {}).get("ts") or (main.ended_at if main else None)
 
 
 def _of_run(seen: Survey, run: Recorded, boxes: list[SeenBox], verdict: Verdict) -> Iterator[Finding]:
@@ -144,7 +152,8 @@ def _stalled(seen: Survey, run: Recorded, where: dict[str, list[SeenBox]]) -> It
         key, began = (run.run_id, task_id), run.monos.get(task_id)
         quiet = min(seen.wall - seen.beats.get(key, 0.0), seen.now - began if began is not None else 0.0)
         if task_id in where and key not in seen.held and quiet > 2 * allowance:
-            why = f"no boundary for {quiet:.0f} s, twice the {allowance:.0f} s that the task has"
+            never = " (it has never passed a gate)" if key in seen.gateless else ""
+            why = f"no boundary for {quiet:.0f} s{never}; its allowance is {allowance:g} s, and twice that has gone by"
             yield _task(run, task_id, where[task_id], "stalled", why, None)
 
 
@@ -159,7 +168,7 @@ def _leftover_cgroups(seen: Survey, run: Recorded, boxes: list[SeenBox], verdict
             f"an empty cgroup was left behind by a run that is {verdict.state}",
             since=verdict.since,
             evidence={"path": box.path, "backend": box.backend},
-            command="agentbox prune --yes",
+            command=f"agentbox reconcile --kill --run {run.run_id}",
             key=(box.path,),
             remedy=Remedy("remove"),
         )

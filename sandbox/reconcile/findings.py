@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -32,6 +33,24 @@ SEVERITY: dict[str, Severity] = {
 
 KINDS = tuple(SEVERITY)
 
+KEPT = {
+    "escapee": "not proven to be of the run",
+    "ghost": "not proven to be of the run",
+    "leftovers": "--on-exit leave asked for it",
+    "unknown_box": "that nobody needs it is not proven",
+    "duplicate_task": "which of the two is wanted can't be told",
+    "duplicate_mcp": "which of them the run uses can't be told",
+    "engine_disagrees": "which of the two is right can't be told",
+    "engine_unreachable": "an engine is not ours to repair",
+    "stalled": "a long call looks the same",
+    "bad_record": "a record is never changed",
+    "dirty_worktree": "work is never deleted",
+    "stash": "work is never deleted",
+}
+"""Why `--kill` leaves a finding of a kind, where it does and the finding does not say otherwise."""
+SHOWN = ("engine_unreachable", "bad_record", "dirty_worktree", "stash")
+"""Kinds whose command does not end anything, but shows more."""
+
 
 @dataclass(frozen=True)
 class Remedy:
@@ -50,7 +69,8 @@ class Finding:
     """One finding. `since`: RFC 3339 UTC, or None where it is not known. `command`: the exact one that ends it, or "".
 
     `key`: what two looks at the same thing have in common beside kind, run and task (a box's inode, a process's
-    pid and start). `remedy`: None where nothing is proven or nothing is to be ended.
+    pid and start). `remedy`: None where nothing is proven or nothing is to be ended; `kept`: why, if it is not what
+    KEPT says.
     """
 
     kind: str
@@ -63,10 +83,16 @@ class Finding:
     severity: Severity = "warning"
     key: tuple[Any, ...] = ()
     remedy: Remedy | None = None
+    kept: str = ""
 
     @property
     def identity(self) -> tuple[Any, ...]:
         return (self.kind, self.run_id, self.task_id, self.key)
+
+    @property
+    def way_out(self) -> str:
+        """`to end it: COMMAND`, for people; "" where there is no command."""
+        return f"to {'see' if self.kind in SHOWN else 'end'} it: {self.command}" if self.command else ""
 
     def as_dict(self) -> dict[str, Any]:
         """As `--json` prints it and the manifest keeps it."""
@@ -88,9 +114,14 @@ def finding(kind: str, run_id: str | None, task_id: str | None, what: str, **mor
     return Finding(kind, run_id, task_id, what, **more)
 
 
-GRAVITY = ("security", "warning", "info")
+GRAVITY: tuple[Severity, ...] = ("security", "warning", "info")
 
 
 def in_order(found: list[Finding]) -> list[Finding]:
     """The gravest first, then by run, task and kind: the same each time."""
     return sorted(found, key=lambda f: (GRAVITY.index(f.severity), f.run_id or "", f.kind, f.task_id or "", str(f.key)))
+
+
+def at_least(severity: Severity, found: Iterable[Finding]) -> list[Finding]:
+    """Those that are so grave or graver, in their order."""
+    return [one for one in found if GRAVITY.index(one.severity) <= GRAVITY.index(severity)]

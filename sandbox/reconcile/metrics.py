@@ -10,9 +10,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import product
 
 from sandbox.errors import AgentboxError
-from sandbox.reconcile.findings import KINDS
+from sandbox.reconcile.findings import GRAVITY, KINDS, Finding
 
 SUCCESS = "agentbox_reconcile_last_success_timestamp_seconds"
 STATES = (
@@ -38,7 +39,7 @@ def write(path: str, text: str) -> None:
 
 
 def text(
-    kinds: Iterable[str],
+    found: Iterable[Finding],
     states: Mapping[str, str],
     *,
     seconds: float,
@@ -46,10 +47,12 @@ def text(
     not_inspectable: int,
     last_success: float | None,
 ) -> str:
-    """`kinds`: one for each finding; `states`: one a run; `last_success`: seconds since the epoch, None = never."""
-    by_kind, by_state = Counter(kinds), Counter(states.values())
-    lines = _head("agentbox_reconcile_findings", "Findings of the last look, by kind.")
-    lines += [f'agentbox_reconcile_findings{{kind="{kind}"}} {by_kind[kind]}' for kind in KINDS]
+    """`found`: all findings; `states`: one a run; `last_success`: seconds since the epoch, None = never."""
+    counts, by_state = Counter((one.kind, one.severity) for one in found), Counter(states.values())
+    lines = _head("agentbox_reconcile_findings", "Findings of the last look, by kind and severity.")
+    for kind, severity in product(KINDS, GRAVITY):
+        labels = f'{{kind="{kind}",severity="{severity}"}}'
+        lines.append(f"agentbox_reconcile_findings{labels} {counts[kind, severity]}")
     lines += _head("agentbox_runs", "Runs of this state directory, by state.")
     lines += [f'agentbox_runs{{state="{state}"}} {by_state[state]}' for state in STATES]
     values = {

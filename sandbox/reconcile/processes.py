@@ -67,6 +67,7 @@ def _ghost_finding(seen: Survey, server: Server, verdict: Verdict, why: str) -> 
         command=command,
         key=(server.pid, main.start_ticks),
         remedy=remedy,
+        kept=f"its run is not over ({verdict.state})" if verdict.live and _proven(seen, server) else "",
     )
 
 
@@ -111,20 +112,29 @@ def _duplicates(seen: Survey, servers: list[Server], verdicts: Mapping[str, Verd
 def _escapee(stray: Stray, verdict: Verdict) -> Finding:
     pids = [stray.member.pid, *(member.pid for member in stray.below)]
     what = stray.what or f"pid {stray.member.pid} ({_shown(stray)}) lives outside of the run's boxes"
+    proof = f"{'proven' if stray.proven else 'not proven'}: {_why_ours(stray)}"
     severity: Severity = "security" if any(name in stray.evidence for name in STRONG) else "info"
     unwanted = stray.proven and not verdict.live and stray.member.pid
     return finding(
         "escapee",
         stray.run_id,
         stray.task_id,
-        what,
+        f"{what}; {proof}",
         since=stray.since,
         evidence={**stray.as_evidence(), "proven": stray.proven, "run_state": verdict.state},
         command=stray.command or "kill -KILL " + " ".join(map(str, pids)),
         severity=severity,
         key=stray.key,
         remedy=Remedy("processes", stray.identities) if unwanted else None,
+        kept=f"its run is not over ({verdict.state})" if stray.proven else "",
     )
+
+
+def _why_ours(stray: Stray) -> str:
+    """The evidence that counts most, in a few words."""
+    names = ("recorded", "descends from") if stray.proven else ("environment", "door", *stray.evidence)
+    name = next((one for one in names if one in stray.evidence), "")
+    return "its environment names the run" if name == "environment" else stray.evidence.get(name, "by no evidence")
 
 
 def _shown(stray: Stray) -> str:

@@ -79,11 +79,11 @@ class Stray:
 
 @dataclass
 class Outside:
-    """`strays`, the process table they were found in, and how many processes could not be looked into."""
+    """`strays`, the process table they were found in, and how many processes it does not even show."""
 
     strays: list[Stray]
     table: Table
-    blind: int
+    hidden: int
 
 
 Weak = Callable[[Table, "Finder"], Iterable[Stray]]
@@ -97,11 +97,11 @@ def read_outside(
     table = scan_processes(inside)
     finder = Finder(home, table, inside, runs, {box.path for box in boxes if box.path}, only)
     strays = finder.topmost([*finder.proven(), *finder.marked(), *weak(table, finder)])
-    blind = table.blind
+    hidden = 0
     mount = cgroup2_mount()
     if mount and os.geteuid() != 0 and proc_hides():
-        blind += hidden_processes(mount.point)
-    return Outside(strays, table, blind)
+        hidden = hidden_processes(mount.point)
+    return Outside(strays, table, hidden)
 
 
 class Finder:

@@ -56,7 +56,9 @@ class Survey:
     under a boot id that is not told here, so that a recorded launcher can't be looked for. `ages` and `owners`: for
     boxes without a record, how old the oldest process is (seconds), and whether whoever started it is alive. `beats`:
     when a task with an allowance last passed a boundary or was let go on (seconds since the epoch, 0 = never);
-    `held`: those under an order of their own. `engine`: why the container engine could not be asked, or "".
+    `gateless`: those that never passed one; `held`: those under an order of their own. `unread`: why processes could
+    not be looked into, by pid; `hidden`: how many more /proc does not show. `engine`: why the container engine could
+    not be asked, or "".
     """
 
     home: str
@@ -65,7 +67,8 @@ class Survey:
     servers: list[Server] = field(default_factory=list)
     strays: list[Stray] = field(default_factory=list)
     not_asked: list[NotAsked] = field(default_factory=list)
-    blind: int = 0
+    unread: dict[int, str] = field(default_factory=dict)
+    hidden: int = 0
     engine: str = ""
     emergency: str = ""
     pids_elsewhere: set[str] = field(default_factory=set)
@@ -73,6 +76,7 @@ class Survey:
     owners: dict[str, bool | None] = field(default_factory=dict)
     stoppers: dict[str, bool | None] = field(default_factory=dict)
     beats: dict[tuple[str, str], float] = field(default_factory=dict)
+    gateless: set[tuple[str, str]] = field(default_factory=set)
     held: set[tuple[str, str]] = field(default_factory=set)
     now: float = 0.0
     wall: float = 0.0
@@ -82,6 +86,11 @@ class Survey:
     disagreements: list[Disagreement] = field(default_factory=list)
     boot: str = field(default_factory=boot_id)
     host: str = field(default_factory=lambda: os.uname().nodename)
+
+    @property
+    def blind(self) -> int:
+        """How many processes could not be looked into."""
+        return len(self.unread) + self.hidden
 
 
 class _Asked(Generic[T]):
@@ -139,7 +148,7 @@ def survey(home: Home, only: str | None = None, seconds: float = SECONDS) -> Sur
     _facts(seen)
     found = outside.get(seen.not_asked)
     if found is not None:
-        seen.strays, seen.blind = found.strays, found.blind
+        seen.strays, seen.unread, seen.hidden = found.strays, found.table.unread, found.hidden
     servers = _Asked("mcp servers", lambda: find_servers(_places(seen), _configurations(seen)), seconds)
     seen.servers = servers.get(seen.not_asked) or []
     _trees(home, seen, seconds)
@@ -218,6 +227,8 @@ def _facts(seen: Survey) -> None:
             own = orders.read_order(home.run_dir(run_id).task_order(task_id))
             if own.word != "RUN":
                 seen.held.add((run_id, task_id))
+            if _is_missing(home.run_dir(run_id).beat(task_id)):
+                seen.gateless.add((run_id, task_id))
             # Whoever was held is given the whole time again.
             times = [
                 _mtime(home.run_dir(run_id).beat(task_id)),
@@ -313,6 +324,16 @@ def _mtime(path: str) -> float | None:
         return None
 
 
+def _is_missing(path: str) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def looked_again(home: Home, seen: Survey, run_ids: list[str]) -> list[Survey]:
     """Two fresh looks at single runs: their records then their boxes, and those boxes then their records again.
 
@@ -329,14 +350,8 @@ def looked_again(home: Home, seen: Survey, run_ids: list[str]) -> list[Survey]:
     for runs in (first, reread(home, run_ids)):
         seen.not_asked += _read_unlike(seen.runs, runs)
         fresh = replace(seen, runs=runs, boxes=boxes, servers=servers, strays=strays, engine="")
-        fresh.owners, fresh.ages, fresh.stoppers, fresh.beats, fresh.pids_elsewhere, fresh.held = (
-            {},
-            {},
-            {},
-            {},
-            set(),
-            set(),
-        )
+        fresh.owners, fresh.ages, fresh.stoppers, fresh.beats = {}, {}, {}, {}
+        fresh.pids_elsewhere, fresh.gateless, fresh.held = set(), set(), set()
         _facts(fresh)
         fresh.now, fresh.wall = time.monotonic(), time.time()
         found.append(fresh)

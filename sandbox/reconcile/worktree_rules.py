@@ -10,8 +10,10 @@ from sandbox.reconcile.state import Verdict
 from sandbox.worktree.state import State
 
 
-def worktree_findings(states: Iterable[State], verdicts: Mapping[str, Verdict]) -> Iterator[Finding]:
-    """Rules only: what could not be told is no finding."""
+def worktree_findings(
+    states: Iterable[State], verdicts: Mapping[str, Verdict], ends: Mapping[str, str | None]
+) -> Iterator[Finding]:
+    """Rules only: what could not be told is no finding. `ends`: when each run was over, as far as that is known."""
     for one in states:
         verdict = verdicts.get(one.run_id)
         if verdict is None or verdict.live:
@@ -23,6 +25,7 @@ def worktree_findings(states: Iterable[State], verdicts: Mapping[str, Verdict]) 
                 one.run_id,
                 one.task_id,
                 f"{one.path} has work that is not committed: {_counts(one)}",
+                since=ends.get(one.run_id),
                 evidence={"path": one.path, "branch": one.branch, "changed": one.changed, "untracked": one.untracked},
                 command=f"git -C {where} status",
                 key=(one.path,),
@@ -33,6 +36,7 @@ def worktree_findings(states: Iterable[State], verdicts: Mapping[str, Verdict]) 
                 one.run_id,
                 one.task_id,
                 f"{one.path}: {stash.name}: {stash.text}",
+                since=ends.get(one.run_id),
                 evidence={"path": one.path, "branch": one.branch, "commit": stash.commit},
                 command=f"git -C {where} stash show -p {shlex.quote(stash.name)}",
                 key=(one.path, stash.commit),

@@ -48,7 +48,8 @@ def _run(report: Report) -> Iterator[str]:
         yield _labelled("findings", "none")
     for one in report.findings:
         when = "now" if one.now else clock(one.at)
-        yield _labelled("finding", f"{one.severity} {one.kind} ({when}): {one.what}")
+        task = f" of task {one.task_id}" if one.task_id else ""
+        yield _labelled("finding", f"{one.severity} {one.kind}{task} ({when}): {one.what}")
 
 
 def orders_text(orders: Sequence[Order]) -> list[str]:

@@ -139,13 +139,16 @@ def _work(found: Candidate, drop_ignored: bool) -> list[str]:
     ignored = ", ".join(s.ignored_names[:3]) + (" …" if s.ignored > 3 else "")
     reasons = (
         (s.operation, f"a {s.operation} is under way"),
-        (s.conflicts, f"{s.conflicts} conflicts"),
+        (s.conflicts, number_of(s.conflicts, "conflict")),
         (s.changed, number_of(s.changed, "changed file")),
         (s.untracked, number_of(s.untracked, "untracked file")),
         (s.ignored and not drop_ignored, f"{number_of(s.ignored, 'ignored file')} ({ignored})"),
         (s.on is None, "HEAD is on no branch"),
-        (s.unpushed, f"{s.unpushed} commits that are in no remote and no branch of yours"),
-        (s.stashes, f"{len(s.stashes)} stashes ({', '.join(one.name for one in s.stashes[:3])})"),
+        (s.unpushed, f"{number_of(s.unpushed, 'commit')} in no remote and no branch of yours"),
+        (
+            s.stashes,
+            f"{len(s.stashes)} stash{'es' * (len(s.stashes) > 1)} ({', '.join(one.name for one in s.stashes[:3])})",
+        ),
     )
     return [text for holds, text in reasons if holds] + submodules.unsaved(found.path, found.common)
 

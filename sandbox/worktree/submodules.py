@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from sandbox.errors import number_of
 from sandbox.worktree.git import GitError, git
 
 SECONDS = 600.0
@@ -81,7 +82,7 @@ def unsaved(path: str, common: str) -> list[str]:
         commits = git("rev-list", "--reflog", "--all", "HEAD", "--not", "--remotes", cwd=sub).out.split()
         lost = _missing(commits, _source(path, common, folder))
         if lost:
-            found.append(f"submodule {folder} has {lost} commits that were not pushed")
+            found.append(f"submodule {folder} has {number_of(lost, 'commit')} not pushed")
         found += [f"{line} in submodule {folder}" for line in unsaved(sub, _common(sub))]
     return found
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,6 +76,29 @@ def test_the_engine_of_the_runs_is_the_units(home: Path) -> None:
     assert '"DOCKER_HOST=tcp://10.0.0.1:2376"' in text and "AF_INET" in text and "IPAddressDeny=any" not in text
     text = agentbox("install-units", "--dry-run", env={"DOCKER_HOST": "unix:///run/x.sock"}, check=0).stdout
     assert "unix:///run/x.sock" in text and "AF_INET" not in text and "IPAddressDeny=any" in text
+
+
+def test_the_metrics_of_the_reconciler(home: Path, tmp_path: Path) -> None:
+    """In its command and open to it, in the unit as in the line for cron; a place that is none is told at once."""
+    path = tmp_path / "100% so$" / "agentbox.prom"
+    for options in ((), ("--dry-run",), ("--cron",)):
+        done = agentbox("install-units", "--metrics", str(path), *options, check=2)
+        assert len(done.stderr.splitlines()) == 1 and f"mkdir -p '{path.parent}'" in done.stderr
+    path.parent.mkdir()
+    given = ("install-units", "--metrics", str(path))
+    assert "is a directory" in agentbox(*given[:2], str(path.parent), "--dry-run", check=2).stderr
+    text = agentbox(*given, "--dry-run", check=0).stdout
+    folder = str(path.parent).replace("%", "%%")
+    command = next(line for line in text.splitlines() if "reconcile" in line and line.startswith("ExecStart="))
+    assert command.endswith(f'"--min-severity" "warning" "--metrics" "{folder.replace("$", "$$")}/agentbox.prom"')
+    assert text.count(f'ReadWritePaths="-{folder}"') == 1
+    assert "ReadWritePaths" not in agentbox(*given, "--user", "--dry-run", check=0).stdout
+    assert "--metrics" not in agentbox("install-units", "--dry-run", check=0).stdout
+    line = agentbox(*given, "--cron", check=0).stdout.splitlines()[-1]
+    command = line.split(" ", 5)[5].replace("\\%", "%")
+    assert f"reconcile --min-severity warning --metrics '{path}' 2>&1" in command
+    assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout == ""
+    assert 'agentbox_reconcile_findings{kind="orphan",severity="warning"} 0' in path.read_text()
 
 
 @pytest.fixture
@@ -229,8 +253,14 @@ def timer(bed: str, installed: Fleet, systemctl: Systemctl) -> Iterator[Callable
 
 @pytest.mark.bed("nspawn", "nspawn-user")
 def test_the_timer_runs_the_reconciler(bed: str, timer: Callable[[], None], systemctl: Systemctl) -> None:
-    timer()
-    assert state(systemctl, "agentbox-reconcile.service", "Result") == "success"
+    """Its metrics go to a place that the hardening closes otherwise."""
+    user = ["--user"] if bed == "nspawn-user" else []
+    with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
+        path = Path(folder) / "agentbox.prom"
+        agentbox("install-units", *user, "--metrics", str(path), check=0)
+        timer()
+        assert state(systemctl, "agentbox-reconcile.service", "Result") == "success"
+        assert 'severity="warning"' in path.read_text()
 
 
 @pytest.mark.bed("nspawn")

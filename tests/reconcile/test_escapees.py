@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 from tests.cli.runs import inspect, run_dir, start
 from tests.reconcile.looking import Found, end, end_launcher, findings, kinds, one, reconcile
-from tests.support import is_alive, wait_for
+from tests.support import agentbox, is_alive, wait_for
 
 pytestmark = pytest.mark.usefixtures("runs")
 
@@ -95,7 +96,10 @@ def test_process_that_moved_to_another_cgroup(free_cgroup: Path, tmp_path: Path,
     assert found["evidence"]["cgroup"] == str(free_cgroup)
     assert set(found["evidence"]["told_by"]) == {"descends from", "environment"}
     assert found["evidence"]["proven"] is True
-    assert reconcile("--kill", check=1)["ended"] == []
+    assert re.search(r"; proven: its (parent|session leader) \d+ is a process of the run$", found["what"])
+    text = agentbox("reconcile", "--kill", check=1).stdout
+    left = f"escapee of run {run}: left: its run is not over (running); to end it: kill -KILL {pid}\n"
+    assert found["what"] in text and text.count(left) == 1
     assert is_alive(pid)
     end_launcher(run)
     assert kinds() == ["escapee", "orphan"]
@@ -138,8 +142,12 @@ def test_mark_alone_is_shown_and_never_ended(home: Path, tmp_path: Path, nap: st
             assert one_of_them["evidence"]["proven"] is False
             assert one_of_them["evidence"]["secret_variables"] == ["GITHUB_TOKEN"]
             assert one_of_them["command"] == f"kill -KILL {one_of_them['evidence']['pid']}"
-        ended = reconcile("--kill", check=1)["ended"]
-        assert [done["kind"] for done in ended] == ["orphan"]
+            assert one_of_them["what"].endswith("; not proven: its environment names the run")
+        lines = agentbox("reconcile", "--kill", check=1).stdout.splitlines()
+        assert len([line for line in lines if line.startswith(f"orphan of run {over}: empty")]) == 1
+        for one_of_them in found:
+            told = f"left: not proven to be of the run; to end it: {one_of_them['command']}"
+            assert f"escapee of run {one_of_them['run_id']}: {told}" in lines
         assert all(is_alive(process.pid) for process in [*processes, stranger])
     finally:
         for process in [*processes, stranger]:

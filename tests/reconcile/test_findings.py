@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -238,7 +239,9 @@ def test_stalled_beyond_twice_its_allowance(tmp_path: Path, monkeypatch: pytest.
     wait_for(beat.exists)
     found = wait_for(findings)
     assert [(one["kind"], one["task_id"]) for one in found] == [("stalled", "idle")]
-    assert "twice" in found[0]["what"]
+    told = r"no boundary for \d+ s \(it has never passed a gate\); its allowance is 0.1 s, and twice that has gone by"
+    assert re.fullmatch(told, found[0]["what"])
+    assert "warning stalled of task idle (now): no boundary" in agentbox("report", run, check=0).stdout
     assert reconcile("--kill", check=1)["ended"] == []
     agentbox("pause", run, "--task", "idle", "--wait", "0s")
     assert kinds() == []
@@ -262,7 +265,11 @@ def test_stalled_after_its_last_boundary() -> None:
     os.utime(beat, (time.time() - 65, time.time() - 65))
     found = one("stalled")
     assert (found["run_id"], found["task_id"]) == (run, "main")
+    assert "gate" not in found["what"] and "its allowance is 30 s" in found["what"]
     assert len(box_pids(run)) == 1
+    lines = agentbox("reconcile", "--kill", check=1).stdout.splitlines()
+    way_out = f"to end it: agentbox kill {run} --task main"
+    assert f"stalled of run {run}: left: a long call looks the same; {way_out}" in lines
 
 
 @pytest.mark.parametrize("gone", ["deleted", "renamed", "directory deleted"])
@@ -347,9 +354,13 @@ def test_leftover_cgroup_is_removed_only_when_empty(free_cgroup: Path, home: Pat
     parent = free_cgroup / "agentbox" / "r-old"
     (parent / "main").mkdir(parents=True)
     os.setxattr(parent, HOME_XATTR, os.fsencode(home))
-    assert one("leftover_cgroup")["evidence"]["path"] == str(parent)
+    found = one("leftover_cgroup")
+    assert found["evidence"]["path"] == str(parent)
+    other = orphan()
+    assert found["command"] == "agentbox reconcile --kill --run r-old"
+    agentbox(*found["command"].split()[1:], check=0)
+    assert not parent.exists() and box_pids(other)
     reconcile("--kill", check=0)
-    assert not parent.exists()
     assert_clean()
 
 
@@ -417,7 +428,10 @@ def test_work_left_in_a_worktree(
     run = ended(start("sh", "-c", script, options=("--worktree",)))
     found = findings()
     assert [(one["kind"], one["run_id"], one["severity"]) for one in found] == [(kind, run, "info") for kind in wanted]
+    assert all(one["since"] == records(run, "run.ended")[-1]["ts"] for one in found)
     assert reconcile("--kill")["ended"] == []
+    told = agentbox("reconcile", "--kill").stdout
+    assert told.count(f" of run {run}: left: work is never deleted; to see it: git -C ") == len(found)
     assert findings() == found and inspect(live)["state"] == "running"
     for one_of_them in found:
         command = one_of_them["command"]
@@ -429,6 +443,15 @@ def test_table_for_people() -> None:
     text = agentbox("reconcile", check=1).stdout
     assert text.splitlines()[0].split()[:4] == ["SEVERITY", "KIND", "RUN", "TASK"]
     assert run in text and f"agentbox kill {run}" in text
+
+
+def test_each_action_is_told_once() -> None:
+    """In the table's text; with --json, which is not for people, in the log on stderr."""
+    run = orphan()
+    done = agentbox("reconcile", "--kill", "--run", run, check=0)
+    assert done.stdout.count(f"orphan of run {run}: empty") == 1 and done.stderr == ""
+    run = orphan()
+    assert f"orphan of run {run}: empty" in agentbox("reconcile", "--kill", "--json", "--run", run, check=0).stderr
 
 
 def test_no_home_yet_is_clean() -> None:

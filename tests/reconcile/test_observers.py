@@ -28,6 +28,7 @@ from sandbox.reconcile.classify import classify
 from sandbox.reconcile.survey import survey
 from tests.cli.runs import inspect, run_dir, start
 from tests.reconcile.looking import answered, box_pids, edit_record, end, findings, in_state, orphan, reconcile
+from tests.stop.agents import BIT
 from tests.support import agentbox, is_alive, wait_for
 
 NOBODY = 65534
@@ -137,11 +138,16 @@ def test_environments_of_others_are_counted_and_passed_over(tmp_path: Path) -> N
 
         def look() -> object:
             table = scan_processes(())
-            return [own.pid in table.environs, others.pid in table.environs, others.pid in table.stats, table.blind]
+            return [
+                own.pid in table.environs,
+                others.pid in table.environs,
+                others.pid in table.stats,
+                table.unread.get(others.pid),
+            ]
 
         in_state(own.pid, "S")
         found = as_nobody(look)
-        assert found[:3] == [True, False, True] and found[3] >= 1
+        assert found == [True, False, True, "permission denied"]
     finally:
         end(own)
         end(others)
@@ -169,13 +175,25 @@ def test_own_process_that_can_not_be_looked_into(tmp_path: Path) -> None:
     assert reconcile()["not_inspectable"] > 0
 
 
-def test_zombie_is_counted() -> None:
-    before = scan_processes(()).blind
+def test_zombie_is_dead_unless_it_has_threads() -> None:
+    """One that has ended is nothing to look into; one whose first thread alone has is named with the reason."""
     process = subprocess.Popen(["true"], env={"AGENTBOX_CONTROL": "/x"})
-    in_state(process.pid, "Z")
-    table = scan_processes(())
-    assert process.pid not in table.environs and table.blind >= 1, before
-    process.wait()
+    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(900,)).start();"
+    headless = subprocess.Popen(
+        [sys.executable, "-c", f"{code} ctypes.CDLL(None).syscall({BIT[os.uname().machine]}, 0)"]
+    )
+    try:
+        for one in (process, headless):
+            in_state(one.pid, "Z")
+        table = scan_processes(())
+        assert process.pid not in table.environs and process.pid not in table.unread
+        assert table.unread[headless.pid] == "its main thread has ended"
+        lines = agentbox("reconcile", "--run", "nobody", check=0).stdout.splitlines()
+        assert lines[0] == "clean" and " could not be looked into: " in lines[1]
+        assert "its main thread has ended" in lines[1]
+    finally:
+        process.wait()
+        end(headless)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts /proc, which needs root")

@@ -89,10 +89,10 @@ def merging(tree: Path) -> None:
         (dirty, "1 changed"),
         (untracked, "1 untracked"),
         (ignored, "1 ignored file (x.o)"),
-        (unpushed, "1 commits that are in no remote"),
+        (unpushed, "1 commit in no remote"),
         (detached, "HEAD is on no branch"),
-        (stashed, "1 stashes (stash@{0})"),
-        (stashed_detached, "1 stashes"),
+        (stashed, "1 stash (stash@{0})"),
+        (stashed_detached, "1 stash"),
         (merging, "a merge is under way"),
     ],
 )

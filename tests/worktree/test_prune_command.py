@@ -64,8 +64,8 @@ WORK = {
     "changed": ("echo two > a", "1 changed"),
     "untracked": ("echo two > new", "1 untracked"),
     "ignored": ("echo two > x.o", "1 ignored"),
-    "stashed": ("echo two > a; git stash -q", "1 stashes"),
-    "unpushed": ("echo two > b; git add b; git commit -qm b", "1 commits that are in no remote"),
+    "stashed": ("echo two > a; git stash -q", "1 stash"),
+    "unpushed": ("echo two > b; git add b; git commit -qm b", "1 commit in no remote"),
     "detached": ("git checkout -q --detach; echo two > b; git add b; git commit -qm b", "HEAD is on no branch"),
 }
 
@@ -155,7 +155,7 @@ def test_work_that_comes_after_the_look_keeps_it(repo: Path, tmp_path: Path) -> 
     tree, home = ended(repo), Home(os.environ["AGENTBOX_HOME"])
     (found,) = leftovers(home).found
     commit(tree, "late")
-    assert "1 commits that are in no remote" in remove(home, found) and tree.exists()
+    assert "1 commit in no remote" in remove(home, found) and tree.exists()
 
 
 def test_a_directory_that_is_gone_is_forgotten(repo: Path) -> None:
