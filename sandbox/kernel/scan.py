@@ -25,7 +25,7 @@ NOTHING_THERE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.EACCES, errno.
 @dataclass
 class Table:
     """`stats`: the processes outside of the boxes that could be read, by pid; `environs`: raw environments of those
-    that carry a mark. `unread`: why those that are alive can't be looked into, by pid.
+    that carry a mark. `unread`: why those that are alive (or zombies) can't be looked into, by pid.
     """
 
     stats: dict[int, Stat] = field(default_factory=dict)
@@ -58,8 +58,8 @@ def scan_processes(inside: Collection[int]) -> Table:
         if stat is None or pid == kernel or (kernel and stat.ppid == kernel):
             continue
         if stat.state in "ZX":
-            # A zombie that has threads is alive (proc(5)), and its environment went with its first one.
-            why = "its main thread has ended" if stat.threads > 1 else ""
+            # A zombie that has threads is alive (proc(5)); of either the environment, and what it would tell, is gone.
+            why = "its main thread has ended" if stat.threads > 1 else "a zombie"
         if why:
             table.unread[pid] = why
         if MARK in raw:

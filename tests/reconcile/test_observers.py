@@ -175,8 +175,8 @@ def test_own_process_that_can_not_be_looked_into(tmp_path: Path) -> None:
     assert reconcile()["not_inspectable"] > 0
 
 
-def test_zombie_is_dead_unless_it_has_threads() -> None:
-    """One that has ended is nothing to look into; one whose first thread alone has is named with the reason."""
+def test_zombie_is_counted() -> None:
+    """One that has ended, and one whose first thread alone has: what they carried can't be told any more."""
     process = subprocess.Popen(["true"], env={"AGENTBOX_CONTROL": "/x"})
     code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(900,)).start();"
     headless = subprocess.Popen(
@@ -186,11 +186,11 @@ def test_zombie_is_dead_unless_it_has_threads() -> None:
         for one in (process, headless):
             in_state(one.pid, "Z")
         table = scan_processes(())
-        assert process.pid not in table.environs and process.pid not in table.unread
+        assert process.pid not in table.environs and table.unread[process.pid] == "a zombie"
         assert table.unread[headless.pid] == "its main thread has ended"
         lines = agentbox("reconcile", "--run", "nobody", check=0).stdout.splitlines()
         assert lines[0] == "clean" and " could not be looked into: " in lines[1]
-        assert "its main thread has ended" in lines[1]
+        assert "its main thread has ended" in lines[1] and "a zombie" in lines[1]
     finally:
         process.wait()
         end(headless)
