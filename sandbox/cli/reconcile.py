@@ -147,10 +147,11 @@ def _row(one: Finding) -> tuple[str, ...]:
 
 
 def _log(given: _Given, seen: Look, done: list[Done]) -> None:
-    """What was done and what could not be asked, unless the table's text has told it; to the journal all of it."""
+    """What could not be asked, and what was done unless the table's text has told it; to the journal all of it."""
     journal = log.in_journal(2)
-    told = not (given.as_json or log.in_journal(1))
-    if (told and not journal) or not (done or seen.survey.not_asked or (journal and seen.findings)):
+    if not (given.as_json or journal or log.in_journal(1)):
+        done = []
+    if not (done or seen.survey.not_asked or (journal and seen.findings)):
         return
     logger = log.logger()
     for one in seen.findings if journal else ():

@@ -253,7 +253,7 @@ def test_submodules_are_looked_into_before_force_is_used(repo: Path, tmp_path: P
     (tree / "lib/x.o").unlink()
     commit(tree / "lib", "work")
     run_git(tree / "lib", "reset", "-q", "--hard", "HEAD~1")
-    refused(top, "submodule lib has 1 commits")
+    refused(top, "submodule lib has 1 commit not pushed")
     run_git(tree / "lib", "reflog", "expire", "--expire=now", "--all")
     (one,) = candidates(common(top), dead)
     assert one.removable, one.keep
