@@ -125,10 +125,19 @@ def end_all_in(folder: Path) -> list[int]:
     found = []
     for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{pid}/cwd") == str(folder):
+            if str(folder) in _folders_of(pid):
                 found.append(pid)
                 os.kill(pid, signal.SIGKILL)
     return found
+
+
+def _folders_of(pid: int) -> list[str]:
+    """Where it works; of a process whose first thread has ended the others tell."""
+    try:
+        return [os.readlink(f"/proc/{pid}/cwd")]
+    except FileNotFoundError:
+        threads = [f"/proc/{pid}/task/{name}/cwd" for name in os.listdir(f"/proc/{pid}/task") if name != str(pid)]
+        return [os.readlink(path) for path in threads]
 
 
 def registered(folder: Path) -> list[tuple[str, int, int]]:
